@@ -115,7 +115,7 @@ def running(app: Any, config: Config, service: Service | None = None) -> Iterato
 
 def routes() -> list[Route]:
     async def echo(request: Request) -> Response:
-        body = await request.body()
+        body = getattr(request.state, "body", b"")
         caller = request.scope["state"]["caller"]
         return JSONResponse({"bytes": len(body), "owner": caller.owner, "scopes": sorted(caller.scopes)})
 

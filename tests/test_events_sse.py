@@ -10,6 +10,7 @@ import pytest
 import refold
 from apis import running, tool_loop
 from refold.serve import events, service
+from refold.serve.conversations import Conversations
 from refold.serve.events import EventBroker
 from refold.session.notify import MessageEvent
 from refold.stores.store import Key, open_store
@@ -223,38 +224,27 @@ def test_an_id_that_is_none_is_refused(run, id):
 def test_the_beginning_of_a_conversation_is_told_whoever_said_it(url):
     """Another process said the first message, this one the second, before anybody looked."""
     with asyncio.Runner() as runner:
-        hub = EventBroker()
-        feed = hub.subscribe(open_store(url), None, runner.get_loop())
+        hub = EventBroker(Conversations(open_store(url)))
+        feed = hub.subscribe(None, runner.get_loop())
         with refold.open("new", store=url) as other:
             other.append({"role": "user", "content": "first"})
         with refold.open("new", store=url, on_event=lambda event: hub.publish(other.key, event)) as chat:
             chat.append({"role": "user", "content": "second"})
-        until(lambda: len(feed.frames_after(0) or []) == 2)
+        until(lambda: len(feed.queue) == 2)
         hub.close()
 
 
 def test_what_leaves_no_trace_in_a_fork_does_not_tell_its_past_again(url):
     with asyncio.Runner() as runner, refold.open("talk", store=url) as chat:
         chat.append([{"role": "user", "content": f"{n}"} for n in range(20)])
-        hub, key = EventBroker(), Key(chat.key.owner, "fork")
-        feed = hub.subscribe(open_store(url), None, runner.get_loop())
+        hub, key = EventBroker(Conversations(open_store(url))), Key(chat.key.owner, "fork")
+        feed = hub.subscribe(None, runner.get_loop())
         fork = chat.fork("fork")
         told = MessageEvent("message-expanded", "fork", 3, 1, 1, "user")
         hub.publish(key, told)
         fork.append({"role": "user", "content": "new"})
         hub.publish(key)
-        until(lambda: any(b'"new"' in one.data for one in feed.frames_after(0) or []))
-        assert len(feed.frames_after(0) or []) == 2
+        until(lambda: any(b'"new"' in one.frames[0] for one in list(feed.queue)))
+        assert len(feed.queue) == 2
         hub.close()
         fork.close()
-
-
-def test_one_who_does_not_read_is_sent_away_when_the_conversation_is_erased(run):
-    with socket.create_connection(("127.0.0.1", run.port), WAIT_S) as stuck:
-        stuck.sendall(b"GET /api/conversations/talk/events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-        until(lambda: run.service.events.subscribers == 1)
-        for _ in range(20):
-            say(run, *["y" * 400] * 500)
-        run.http.delete("/api/conversations/talk")
-        until(lambda: run.service.events.subscribers == 0)
-    assert run.http.get("/api/conversations/talk/events").status_code == 404

@@ -25,7 +25,7 @@ MAX_SCANNED = 2_000
 
 class Conversations:
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self._row_of = lru_cache(CACHED_ROWS)(partial(conversation_row, store))
         self._opened = lru_cache(CACHED_INSPECTORS)(lambda key: (Inspector.open(store, key), Lock()))
         self._listed = lru_cache(CACHED_ROWS)(lambda key, first_digest: self.listed(key)[0])
@@ -37,7 +37,7 @@ class Conversations:
         Raises:
             NotFoundError: there is no such conversation.
         """
-        if next(self._store.read(key, 0, 1), None) is None:
+        if next(self.store.read(key, 0, 1), None) is None:
             raise NotFoundError(f"There is no conversation {key.conversation!r}")
         inspector, lock = self._opened(key)
         with lock:
@@ -50,7 +50,7 @@ class Conversations:
 
     def listed(self, key: Key) -> tuple[ConversationInfo, list[str]]:
         """The conversation as the store lists it, and the ids of its forks."""
-        rows = list(self._store.conversations(key.owner))
+        rows = list(self.store.conversations(key.owner))
         forks = [row.key.conversation for row in rows if row.parent == key]
         return next((row for row in rows if row.key == key), ConversationInfo(key, time.time(), 0)), forks
 
@@ -64,7 +64,7 @@ class Conversations:
         found: list[ConversationRow] = []
         wanted = (text or "").casefold()
         last: ConversationInfo | None = None
-        for scanned, listed in enumerate(_after(self._store.conversations(owner), cursor)):
+        for scanned, listed in enumerate(_after(self.store.conversations(owner), cursor)):
             if last is not None and (len(found) == limit or scanned == MAX_SCANNED):
                 return found, urlsafe_b64encode(codec.dumps([last.created, *last.key])).decode()
             last = listed
@@ -75,7 +75,7 @@ class Conversations:
 
     def _with_status(self, row: ConversationRow, key: Key) -> ConversationRow:
         """The status is not cached: a lease leaves no event."""
-        leases = self._store.leases(key, time.time()) if isinstance(self._store, Shelf) else ()
+        leases = self.store.leases(key, time.time()) if isinstance(self.store, Shelf) else ()
         if not any(lease.name == "compaction:main" for lease in leases):
             return row
         return msgspec.structs.replace(row, status="compacting")

@@ -136,7 +136,7 @@ class Endpoint:
         query = self._query(request)
         sent = query
         if self.body is not None:
-            sent = self._decode(await request.body())
+            sent = self._decode(request.state.body)
         owner = _owner(caller, query.owner)
         last_event_id = request.headers.get("last-event-id", "")
         call = ApiCall(service, Key(owner or DEFAULT_OWNER, _id(request)), owner, last_event_id)

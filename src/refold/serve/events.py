@@ -1,7 +1,7 @@
 """Live events as server-sent events: what any process appends to the store, and what sessions here report.
 
-Subscribers of the same conversation, owner or store share a `Topic`, a ring buffer of events that are read
-and written as text once. One thread of the `EventBroker` fills all topics.
+One thread of the `EventBroker` reads new events once, writes them as text, and queues them for the
+subscribers of their conversation, of its owner, and of everything. `EventStream` is the response to one.
 
 Events are named as in `refold.session.notify`. Besides those there are:
 
@@ -20,33 +20,33 @@ import random
 import time
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from threading import Condition, Lock, Thread
+from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec.structs import asdict
 from starlette.types import Receive, Scope, Send
 
 from refold.core import codec
-from refold.core.codec import Link
-from refold.core.errors import NotFoundError, RefoldError
+from refold.core.errors import RefoldError
 from refold.core.event import Called, Event, Named, Pinned, Replaced, Said, Undone
 from refold.core.message import Message
-from refold.serve.http_protocol import abort, cancel, until_disconnect
+from refold.serve.conversations import Conversations
+from refold.serve.http_protocol import until_disconnect
 from refold.serve.logs import redacted
-from refold.session.inspect import Inspector, parse
+from refold.session.inspect import parse
 from refold.session.notify import NOT_SHORTENING, CompactionEvent, MessageEvent, SessionEvent, session_events
-from refold.stores.store import Key, Store
+from refold.stores.store import Key
 
 if TYPE_CHECKING:
     from refold.serve.service import Service
 
-BUFFERED_FRAMES = 1_000
-"""A subscriber that falls behind by more is cut off."""
+MAX_QUEUED = 1_000
+"""A subscriber that falls behind by more events is cut off."""
 BATCH = 50
-"""Frames, or events, that are read at once."""
+"""Events that are read or sent at once."""
 POLL_S = 0.25
 """How often the store is asked for what other processes appended."""
 POLL_PAUSE = 20
@@ -57,8 +57,6 @@ HEARTBEAT_S = 15.0
 DELAY_PER_SUBSCRIBER_S = 0.005
 MAX_DELAY_S = 2.5
 """The more subscribers there are, the longer each waits before it is sent what is new, up to this."""
-FAREWELL_S = 0.5
-"""For a client to read the end of its stream."""
 MAX_CHARS = 200
 REDACTED_CHARS = 300
 """Longer than what is shown, so that a secret is recognized before it is cut."""
@@ -74,7 +72,7 @@ HEARTBEAT = b": still here\n\n"
 LAGGING = b'event: lagging\ndata: {"advice":"reconnect with the id of the last event"}\n\n'
 _LOG = logging.getLogger("refold.serve")
 
-TopicScope: TypeAlias = Key | str | None
+EventScope: TypeAlias = Key | str | None
 """One conversation, all conversations of an owner, or everyone's."""
 Notice: TypeAlias = tuple[Key, SessionEvent | None]
 """What happened in this process; without an event, it can be read from the store."""
@@ -83,8 +81,8 @@ Notice: TypeAlias = tuple[Key, SessionEvent | None]
 # Events as text
 
 
-def stored_frames(key: Key, event: Event, *, with_id: bool) -> bytes:
-    """A stored event as text, empty if subscribers need not know of it. Its id counts the events so far."""
+def stored_frames(key: Key, event: Event) -> list[bytes]:
+    """A stored event as text, in several parts if it means several things to subscribers, or none."""
     frames: list[bytes] = []
     extra: dict[str, Any] = {}
     match event:
@@ -106,14 +104,7 @@ def stored_frames(key: Key, event: Event, *, with_id: bool) -> bytes:
             extra = {"time": time}
     for one in session_events(event, "", 0, 0):
         frames.append(_frame(key, one.kind, _facts(one) | extra))
-    if frames and with_id:
-        frames[-1] = b"id: %d\n" % (event.at + 1) + frames[-1]
-    return b"".join(frames)
-
-
-def live_frame(key: Key, event: SessionEvent) -> bytes:
-    """An event that is not stored, as text."""
-    return _frame(key, event.kind, _facts(event))
+    return frames
 
 
 def is_stored(event: SessionEvent) -> bool:
@@ -144,15 +135,14 @@ def _frame(key: Key, kind: str, facts: dict[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), codec.dumps(data))
 
 
-# Topics
+# Who is told
 
 
-class SSEFrame(NamedTuple):
-    """Events as text."""
-
-    data: bytes
+class QueuedEvent(NamedTuple):
+    key: Key
+    frames: Sequence[bytes]
     next: int | None = None
-    """The place after the last of them; None for an event that is not stored."""
+    """The place after it, which is its id, too; None if it is not stored."""
 
 
 class ReadPosition(NamedTuple):
@@ -160,149 +150,44 @@ class ReadPosition(NamedTuple):
 
     next: int
     digest: bytes | None = None
-    """Of the last event that was read; None if it is only known from the store's list."""
-    created: float | None = None
-    """From the store's list of conversations, if that was read."""
+    """Of the event before; None if it was not read yet."""
 
 
-class Topic:
-    """The newest events of a scope, for its subscribers."""
+class Subscriber:
+    """The events that one client has still to be sent."""
 
-    def __init__(self, store: Store, scope: TopicScope, loop: AbstractEventLoop) -> None:
-        self.store = store
+    def __init__(self, scope: EventScope, loop: AbstractEventLoop) -> None:
         self.scope = scope
-        self.subscribers = 0
+        self.next = 0
+        """Of a conversation: the first place that is queued; earlier events are in the store."""
+        self.queue = deque[QueuedEvent]()
+        self.is_lagging = False
         self.is_closed = False
         """The conversation was erased, or the service ends."""
-        self.closed = asyncio.Event()
         self.changed = asyncio.Event()
-        """Set when there are more frames; another one takes its place then."""
-        self.notices = deque[Notice](maxlen=MAX_NOTICES)
-        """For the broker's thread."""
         self._loop = loop
-        self._lock = Lock()
-        self._frames = deque[SSEFrame](maxlen=BUFFERED_FRAMES)
-        self._frame_count = 0
-        """Including those that are no longer in the buffer."""
-        self._positions: dict[Key, ReadPosition] = {}
-        if isinstance(scope, Key):
-            end = self.end_of_record()
-            last = next(store.read(scope, max(0, end - 1)), None)
-            self._positions[scope] = ReadPosition(end, last.digest if last else None)
-        else:
-            for row in store.conversations(scope):
-                self._positions[row.key] = ReadPosition(row.next, created=row.created)
-
-    # For subscribers
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """How many frames there were, and, of a conversation, the first place that was not read."""
-        with self._lock:
-            read = self._positions.get(self.scope) if isinstance(self.scope, Key) else None
-            return self._frame_count, read.next if read else 0
-
-    def frames_after(self, seen: int) -> list[SSEFrame] | None:
-        """The next few frames after the first `seen`; None if they are no longer buffered."""
-        with self._lock:
-            start = len(self._frames) - (self._frame_count - seen)
-            return None if start < 0 else list(islice(self._frames, start, start + BATCH))
-
-    def end_of_record(self) -> int:
-        """The first free place of the conversation, read or not."""
-        assert isinstance(self.scope, Key)
-        return Inspector.open(self.store, self.scope).state.next
-
-    def replay(self, start: int, stop: int) -> SSEFrame:
-        """Some earlier events of the conversation."""
-        assert isinstance(self.scope, Key)
-        links = islice(self.store.read(self.scope, start, stop), BATCH)
-        frames = [self._stored(self.scope, link) for link in links]
-        return SSEFrame(b"".join(frame.data for frame in frames), frames[-1].next if frames else stop)
-
-    # For the broker
 
     def covers(self, key: Key) -> bool:
         return self.scope in (None, key.owner, key)
 
-    def handle(self, notices: Iterable[Notice]) -> None:
-        """Reads what this process appended, and adds what its sessions only reported.
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self.changed.set)
 
-        A conversation that this topic has not read yet is left to the next poll.
-        """
-        for key, event in notices:
-            position = self._positions.get(key)
-            is_start = event is not None and event.kind == "compaction:start"  # before what it appends
-            if position is not None and position.digest is not None and not is_start:
-                with _logging_errors():
-                    self._read(key, position)
-            if event is not None:
-                self._add([SSEFrame(live_frame(key, event))], key, None)
-
-    def poll(self) -> None:
-        """Reads what any process appended since."""
-        if isinstance(self.scope, Key):
-            self._read(self.scope, self._positions[self.scope])
-            return
-        rows = {row.key: row for row in self.store.conversations(self.scope)}
-        self._positions = {key: read for key, read in self._positions.items() if key in rows}
-        for key, row in rows.items():
-            position = self._positions.get(key)
-            if position is None or position.next > row.next or position.created not in (None, row.created):
-                position = ReadPosition(row.fork_at)
-            position = position._replace(created=row.created)
-            self._positions[key] = position
-            if position.next < row.next:
-                self._read(key, position)
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._wake()
-
-    def _read(self, key: Key, position: ReadPosition) -> None:
-        """Reads the new events of a conversation, unless it was erased, even if its id is used again."""
-        links = self.store.read(key, max(0, position.next - 1))
-        if position.next:
-            last = next(links, None)
-            if last is None or position.digest not in (None, last.digest):
-                if key == self.scope:
-                    self.close()
-                else:
-                    del self._positions[key]
-                return
-        while batch := list(islice(links, BATCH)):
-            position = position._replace(next=batch[-1].entry.at + 1, digest=batch[-1].digest)
-            frames = [self._stored(key, link) for link in batch]
-            self._add([frame for frame in frames if frame.data], key, position)
-
-    def _stored(self, key: Key, link: Link) -> SSEFrame:
-        event = codec.decode(link.entry, parse)
-        return SSEFrame(stored_frames(key, event, with_id=key == self.scope), link.entry.at + 1)
-
-    def _add(self, frames: list[SSEFrame], key: Key, position: ReadPosition | None) -> None:
-        with self._lock:
-            self._frames += frames
-            self._frame_count += len(frames)
-            if position is not None:
-                self._positions[key] = position
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(RuntimeError):  # the event loop has ended, with all subscribers
-            self._loop.call_soon_threadsafe(self._set_changed)
-
-    def _set_changed(self) -> None:
-        if self.is_closed:
-            self.closed.set()
-        self.changed.set()
-        self.changed = asyncio.Event()
+    def text(self, event: QueuedEvent) -> bytes:
+        if event.next is None or event.key != self.scope:
+            return b"".join(event.frames)
+        return b"".join([*event.frames[:-1], b"id: %d\n" % event.next, event.frames[-1]])
 
 
 class EventBroker:
-    """Keeps topics up to date with one thread for all of them."""
-
-    def __init__(self) -> None:
-        self._topics: dict[TopicScope, Topic] = {}
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
+        self._store = conversations.store
+        self._subscribers: list[Subscriber] = []
+        self._positions: dict[Key, ReadPosition] = {}
+        """Of all conversations in the scope of a subscriber, and perhaps of others."""
+        self._notices = deque[Notice](maxlen=MAX_NOTICES)
         self._lock = Condition()
         self._thread: Thread | None = None
         self._is_closed = False
@@ -312,91 +197,174 @@ class EventBroker:
 
         `event` is what a session of this process reports. From any thread; never blocks.
         """
-        notice = (key, None if event is None or is_stored(event) else event)
         with self._lock:
-            for topic in self._topics.values():
-                is_repeated = notice[1] is None and topic.notices and topic.notices[-1] == notice
-                if topic.covers(key) and not is_repeated:
-                    topic.notices.append(notice)
-            self._lock.notify_all()
+            if self._subscribers:
+                self._notices.append((key, None if event is None or is_stored(event) else event))
+                self._lock.notify_all()
 
     def erased(self, key: Key) -> None:
         """Ends the subscriptions of a conversation."""
         with self._lock:
-            if (topic := self._topics.get(key)) is not None:
-                topic.close()
+            self._positions.pop(key, None)
+            for subscriber in self._subscribers:
+                if subscriber.scope == key:
+                    subscriber.is_closed = True
+                    subscriber.wake()
 
-    def subscribe(self, store: Store, scope: TopicScope, loop: AbstractEventLoop) -> Topic:
+    def subscribe(self, scope: EventScope, loop: AbstractEventLoop) -> Subscriber:
         """Adds a subscriber, until `unsubscribe`. For a thread, since the store is read.
 
         Raises:
             NotFoundError: there is no such conversation.
         """
-        if isinstance(scope, Key) and next(store.read(scope, 0, 1), None) is None:
-            raise NotFoundError(f"There is no conversation {scope.conversation!r}")
-        topic = self._topics.get(scope)
-        if topic is None or topic.is_closed:
-            topic = Topic(store, scope, loop)
+        subscriber = Subscriber(scope, loop)
+        ends: dict[Key, int] = {}
+        if isinstance(scope, Key):
+            ends[scope] = self.end_of(scope)
+        else:
+            ends = {row.key: row.next for row in self._store.conversations(scope)}
         with self._lock:
-            current = self._topics.get(scope)
-            if current is not None and not current.is_closed:
-                topic = current
-            self._topics[scope] = topic
-            topic.subscribers += 1
-            if self._is_closed:
-                topic.close()
-            elif self._thread is None:
+            scopes = {one.scope for one in self._subscribers}
+            for key, end in ends.items():
+                if key not in self._positions or scopes.isdisjoint((None, key.owner, key)):
+                    self._positions[key] = ReadPosition(end)
+            if isinstance(scope, Key):
+                subscriber.next = self._positions[scope].next
+            subscriber.is_closed = self._is_closed
+            self._subscribers.append(subscriber)
+            if self._thread is None and not self._is_closed:
                 self._thread = Thread(target=self._run, name="refold-events", daemon=True)
                 self._thread.start()
-            return topic
+        return subscriber
 
-    def unsubscribe(self, topic: Topic) -> None:
+    def unsubscribe(self, subscriber: Subscriber) -> None:
         with self._lock:
-            topic.subscribers -= 1
-            if not topic.subscribers and self._topics.get(topic.scope) is topic:
-                del self._topics[topic.scope]
+            self._subscribers.remove(subscriber)
+            if not self._subscribers:
+                self._positions.clear()
+                self._notices.clear()
 
     @property
     def subscribers(self) -> int:
+        return len(self._subscribers)
+
+    def end_of(self, key: Key) -> int:
+        """The first free place of a conversation, read or not.
+
+        Raises:
+            NotFoundError: there is no such conversation.
+        """
+        with self._conversations.inspecting(key) as inspector:
+            return inspector.state.next
+
+    def read(self, key: Key, start: int, stop: int) -> list[QueuedEvent]:
+        """Some earlier events of a conversation."""
+        links = islice(self._store.read(key, start, stop), BATCH)
+        events = [codec.decode(link.entry, parse) for link in links]
+        return [QueuedEvent(key, stored_frames(key, event), event.at + 1) for event in events]
+
+    def take(self, subscriber: Subscriber) -> list[QueuedEvent]:
+        """The next few events of its queue."""
         with self._lock:
-            return sum(topic.subscribers for topic in self._topics.values())
+            count = min(BATCH, len(subscriber.queue))
+            return [subscriber.queue.popleft() for _ in range(count)]
 
     def close(self) -> None:
         """Ends all subscriptions. From any thread."""
         with self._lock:
             self._is_closed = True
-            for topic in self._topics.values():
-                topic.close()
+            for subscriber in self._subscribers:
+                subscriber.is_closed = True
+                subscriber.wake()
             self._lock.notify_all()
+
+    # The thread
 
     def _run(self) -> None:
         next_poll = time.monotonic() + POLL_S
         while True:
             with self._lock:
                 self._lock.wait_for(
-                    lambda: self._is_closed or any(topic.notices for topic in self._topics.values()),
-                    max(0.0, next_poll - time.monotonic()),
+                    lambda: self._is_closed or self._notices, max(0.0, next_poll - time.monotonic())
                 )
-                if self._is_closed or not self._topics:
+                if self._is_closed or not self._subscribers:
                     self._thread = None
                     return
-                notices = {topic: list(topic.notices) for topic in self._topics.values()}
-                for topic in notices:
-                    topic.notices.clear()
-            for topic, new in notices.items():
-                topic.handle(new)
+                notices = list(self._notices)
+                self._notices.clear()
+                scopes = {subscriber.scope for subscriber in self._subscribers}
+            self._handle(notices)
             started = time.monotonic()
             if started >= next_poll:
-                for topic in notices:
+                for scope in scopes:
                     with _logging_errors():
-                        topic.poll()
+                        self._poll(scope)
                 ended = time.monotonic()
                 next_poll = ended + max(POLL_S, POLL_PAUSE * (ended - started))
+
+    def _handle(self, notices: Sequence[Notice]) -> None:
+        """Reads what this process appended, and adds what its sessions only reported.
+
+        A conversation that was not read yet is left to the next poll.
+        """
+        read: set[Key] = set()
+        for key, event in notices:
+            is_start = event is not None and event.kind == "compaction:start"  # before what it appends
+            if key not in read and not is_start:
+                read.add(key)
+                with _logging_errors():
+                    self._read(key)
+            if event is not None:
+                self._queue([QueuedEvent(key, [_frame(key, event.kind, _facts(event))])])
+
+    def _poll(self, scope: EventScope) -> None:
+        """Reads what any process appended since."""
+        if isinstance(scope, Key):
+            self._read(scope)
+            return
+        for row in self._store.conversations(scope):
+            position = self._positions.get(row.key)
+            if position is None or position.next > row.next:  # it is new, or another one of that name
+                position = self._positions[row.key] = ReadPosition(row.fork_at)
+            if position.next < row.next:
+                self._read(row.key)
+
+    def _read(self, key: Key) -> None:
+        """Reads the new events of a conversation, unless it was erased, even if its id is used again."""
+        position = self._positions.get(key)
+        if position is None or not any(subscriber.covers(key) for subscriber in self._subscribers):
+            return
+        links = self._store.read(key, max(0, position.next - 1))
+        if position.next:
+            last = next(links, None)
+            if last is None or position.digest not in (None, last.digest):
+                self.erased(key)
+                return
+            self._positions[key] = position._replace(digest=last.digest)
+        while batch := list(islice(links, BATCH)):
+            events: list[QueuedEvent] = []
+            for link in batch:
+                event = codec.decode(link.entry, parse)
+                events.append(QueuedEvent(key, stored_frames(key, event), event.at + 1))
+            with self._lock:  # whoever subscribes now is told either by the queue or by the store
+                self._positions[key] = ReadPosition(batch[-1].entry.at + 1, batch[-1].digest)
+                self._queue(events)
+
+    def _queue(self, events: list[QueuedEvent]) -> None:
+        told = [event for event in events if event.frames]
+        with self._lock:
+            for subscriber in self._subscribers:
+                if told and subscriber.covers(told[0].key):
+                    subscriber.queue += told
+                    if len(subscriber.queue) > MAX_QUEUED:
+                        subscriber.is_lagging = True
+                        subscriber.queue.clear()
+                    subscriber.wake()
 
 
 @contextmanager
 def _logging_errors() -> Iterator[None]:
-    """A failure in one topic does not concern the others; the next poll may succeed."""
+    """A failure with one conversation does not concern the others; the next poll may succeed."""
     try:
         yield
     except RefoldError as error:
@@ -411,7 +379,7 @@ def _logging_errors() -> Iterator[None]:
 class EventStream:
     """The response to one subscriber, as an ASGI application: resumable by id, with heartbeats."""
 
-    def __init__(self, service: "Service", scope: TopicScope, after: int | None) -> None:
+    def __init__(self, service: "Service", scope: EventScope, after: int | None) -> None:
         """`after` is how many events the subscriber has seen; None starts with new ones."""
         self._service = service
         self._scope = scope
@@ -420,56 +388,46 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         broker = self._service.events
         loop = asyncio.get_running_loop()
-        topic = await self._service.work(broker.subscribe, self._service.store, self._scope, loop)
-        closing = asyncio.create_task(_abort_if_stalled(topic, scope))
+        subscriber = await self._service.work(broker.subscribe, self._scope, loop)
         try:
-            await until_disconnect(self._send_all(topic, send), receive)
+            await until_disconnect(self._send_all(subscriber, send), receive)
         finally:
-            broker.unsubscribe(topic)
-            await cancel(closing)
+            broker.unsubscribe(subscriber)
 
-    async def _send_all(self, topic: Topic, send: Send) -> None:
+    async def _send_all(self, subscriber: Subscriber, send: Send) -> None:
+        broker = self._service.events
+
         async def send_body(data: bytes) -> None:
             """Waits while the client does not read, for at most `write_timeout_s`."""
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
 
-        seen, next = topic.position  # before anything is sent, so that nothing is missed
         start = 0
-        if isinstance(self._scope, Key):
-            end = await self._service.work(topic.end_of_record)
-            start = end if self._after is None else min(self._after, end)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        if isinstance(self._scope, Key):
+            end = await self._service.work(broker.end_of, self._scope)
+            start = end if self._after is None else min(self._after, end)
         await send_body(BEGIN)
-        while start < next and not topic.is_closed:
-            frame = await self._service.work(topic.replay, start, next)
-            start = frame.next or next
-            await send_body(frame.data)
+        while isinstance(self._scope, Key) and start < subscriber.next and not subscriber.is_closed:
+            events = await self._service.work(broker.read, self._scope, start, subscriber.next)
+            start += len(events) or subscriber.next  # there are none if it was erased
+            await send_body(b"".join(subscriber.text(event) for event in events if event.frames))
 
-        while not topic.is_closed:
-            changed = topic.changed
-            frames = topic.frames_after(seen)
-            if frames is None:
+        while not subscriber.is_closed:
+            subscriber.changed.clear()
+            if subscriber.is_lagging:
                 await send_body(LAGGING)
                 break
-            seen += len(frames)
-            new = [frame.data for frame in frames if frame.next is None or frame.next > start]
-            await send_body(b"".join(new))
-            if frames:
+            if events := broker.take(subscriber):
+                new = [event for event in events if event.next is None or event.next > start]
+                await send_body(b"".join(map(subscriber.text, new)))
                 continue
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
-                    await changed.wait()
+                    await subscriber.changed.wait()
             except TimeoutError:
                 await send_body(HEARTBEAT)
                 continue
-            delay_s = min(DELAY_PER_SUBSCRIBER_S * self._service.events.subscribers, MAX_DELAY_S)
+            delay_s = min(DELAY_PER_SUBSCRIBER_S * broker.subscribers, MAX_DELAY_S)
             await asyncio.sleep(random.uniform(0, delay_s))  # not all at once
         await send({"type": "http.response.body", "body": b""})
-
-
-async def _abort_if_stalled(topic: Topic, scope: Scope) -> None:
-    """Cuts off a subscriber that does not read the end of its stream when the topic closes."""
-    await topic.closed.wait()
-    await asyncio.sleep(FAREWELL_S)
-    abort(scope)

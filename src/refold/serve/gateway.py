@@ -6,14 +6,11 @@ answer is stored before its last byte is passed on. If refold's part fails, the 
 
 import asyncio
 import logging
-import re
 from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,7 +19,7 @@ from refold.core.errors import OverBudgetError, RefoldError, SettingError, Store
 from refold.serve.http_errors import requested_id
 from refold.serve.http_protocol import until_disconnect
 from refold.serve.incoming import ClientDialect, read_request
-from refold.serve.logs import METHODS, WITH_BODY
+from refold.serve.logs import METHODS
 from refold.serve.recorder import PlacedRequest, Recorder, UpstreamRequest
 from refold.serve.service import Service
 from refold.serve.streaming import Forwarder
@@ -68,10 +65,8 @@ def routes(service: Service) -> list[Route]:
 
 def _route(gateway: "Gateway", route: GatewayRoute) -> Route:
     async def respond(request: Request) -> ASGIApp:
-        body = await request.body() if request.method in WITH_BODY else None
-
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await until_disconnect(gateway.answer(route, request, body, send), receive)
+            await until_disconnect(gateway.answer(route, request, send), receive)
 
         return answer
 
@@ -92,21 +87,27 @@ class Gateway:
         self.recorder = Recorder(service)
         self._store_down_until = 0.0
 
-    async def answer(self, route: GatewayRoute, request: Request, body: bytes | None, send: Send) -> None:
-        url = self._url(route, request)
+    async def answer(self, route: GatewayRoute, request: Request, send: Send) -> None:
+        body: bytes | None = getattr(request.state, "body", None)
         upstream = partial(
-            self.service.upstream.request, request.method, url, request_headers(request.headers.raw)
+            self.service.upstream.request,
+            request.method,
+            self._url(route, request),
+            request_headers(request.headers.raw),
         )
         headers: dict[str, str] = {}
-        if route.dialect is not None and request.method == "POST":
+        if route.dialect is not None and body is not None and request.method == "POST":
             try:
-                prepared = await self._prepare(route.dialect, request, body or b"")
+                prepared = await self._prepare(route.dialect, request, body)
             except Exception as error:
                 headers = {"x-refold-bypass": self._bypass_reason(error)}
             else:
-                hides_tools = prepared.placed.offers_tools
                 forwarder = Forwarder(
-                    upstream, send, prepared.headers, route.dialect, hides_tools=hides_tools
+                    upstream,
+                    send,
+                    prepared.headers,
+                    route.dialect,
+                    hides_tools=prepared.placed.offers_tools,
                 )
                 try:
                     await self._converse(prepared, forwarder)
@@ -117,13 +118,10 @@ class Gateway:
 
     def _url(self, route: GatewayRoute, request: Request) -> str:
         base = str(getattr(self.service.settings.upstreams, route.provider)).rstrip("/")
-        raw: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
-        path = raw.decode("latin-1").partition("?")[0]
+        raw: bytes = request.scope["raw_path"]
+        path = raw.decode("latin-1").partition("?")[0].removeprefix(BASE_PATHS[route.provider])
         query = request.scope["query_string"].decode("latin-1")
-        if any(unquote(part) in (".", "..") for part in re.split(r"/|%2[Ff]|\\", path)):
-            raise HTTPException(400, "the path must not contain . or ..")
-        url = base + path.removeprefix(BASE_PATHS[route.provider])
-        return f"{url}?{query}" if query else url
+        return f"{base}{path}?{query}" if query else base + path
 
     async def _prepare(self, dialect: ClientDialect, request: Request, body: bytes) -> UpstreamRequest:
         """

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Hashable
+from contextlib import suppress
 from time import monotonic
 
 from starlette.datastructures import Headers
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refold.config.serving import ServeSettings
 from refold.serve.http_errors import error_body, has_control_characters, http_error, requested_id
+from refold.serve.http_protocol import LINGER_S
 from refold.serve.logs import METHODS, WITH_BODY, LoggedRequest
 from refold.serve.metrics import Metrics
 from refold.serve.tokens import ANONYMOUS, LOCAL_AGENT, LOCAL_USER, Caller, Tokens, require_scope
@@ -29,7 +31,10 @@ _LOG = logging.getLogger("refold.serve")
 
 
 class Guard:
-    """ASGI middleware that passes on only requests that are allowed, and turns errors into responses."""
+    """ASGI middleware that passes on only requests that are allowed, and turns errors into responses.
+
+    Routes find who sent a request in `request.state.caller`, and its body in `request.state.body`.
+    """
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, tokens: Tokens, metrics: Metrics) -> None:
         self._app = app
@@ -44,12 +49,16 @@ class Guard:
         if scope["type"] != "http":
             return
         request = LoggedRequest(scope, send, self._metrics)
+        has_unread_body = scope["method"] in WITH_BODY
+        state = scope.setdefault("state", {})
         self._running += 1
-        body: RequestBody | None = None
         try:
-            body = self._check(scope, request, receive)
+            state["caller"] = self._check(scope, request)
+            if has_unread_body:
+                state["body"] = await read_body(receive, request.headers, self._settings)
+                has_unread_body = False
             scope["app"] = self._app  # makes routes raise their errors instead of answering them
-            await self._app(scope, body.receive, request.send)
+            await self._app(scope, receive, request.send)
         except ClientDisconnect:
             pass
         except Exception as error:
@@ -60,17 +69,12 @@ class Guard:
             refusal = http_error(error)
             if refusal.status_code >= 500 and refusal is not error:
                 _LOG.error("a request failed", exc_info=error)
-            headers = dict(refusal.headers or {})
-            if scope["method"] in WITH_BODY and not (body and body.is_complete):
-                headers.setdefault("connection", "close")  # the rest of the body is not read
-            content = error_body(refusal.status_code, refusal.detail)
-            response = Response(content, refusal.status_code, headers, "application/json")
-            await response(scope, receive, request.send)
+            await _refuse(refusal, request.send, receive, has_unread_body=has_unread_body)
         finally:
             self._running -= 1
             request.end()
 
-    def _check(self, scope: Scope, request: LoggedRequest, receive: Receive) -> "RequestBody":
+    def _check(self, scope: Scope, request: LoggedRequest) -> Caller:
         """
         Raises:
             HTTPException: something about the request is not allowed.
@@ -86,14 +90,13 @@ class Guard:
             raise HTTPException(426, message, {"upgrade": "HTTP/1.1", "connection": "close"})
         if has_control_characters(path):
             raise HTTPException(400, "the path has a control character")
-        if request.is_gateway and {".", ".."} & set(path.split("/")):
+        if request.is_gateway and {".", ".."} & set(path.replace("\\", "/").split("/")):
             raise HTTPException(400, "a path of the gateway must not contain . or ..")
         requested_id(headers)
         content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if method in WITH_BODY and content_type != "application/json":
             raise HTTPException(415, "expected a body of content type application/json")
         caller = self._caller(request)
-        scope.setdefault("state", {})["caller"] = caller
         if path not in PROBES:
             if self._running > self._settings.limits.requests:
                 raise HTTPException(503, "too many requests at once; try again", {"retry-after": "1"})
@@ -103,7 +106,7 @@ class Guard:
                 raise HTTPException(429, "too many requests from this caller; slow down", retry)
         if request.is_gateway and not (method in ("GET", "HEAD") and "read" in caller.scopes):
             require_scope(caller, "append")
-        return RequestBody(receive, self._settings, headers.get("content-length"))
+        return caller
 
     def _caller(self, request: LoggedRequest) -> Caller:
         """On the gateway, `Authorization` holds the key of the upstream."""
@@ -187,46 +190,53 @@ class RateLimit:
         return 0.0 if is_allowed else (1 - left) / self._per_s
 
 
-class RequestBody:
-    """Limits the size of a request's body and the time that it takes, whoever reads it."""
-
-    def __init__(self, receive: Receive, settings: ServeSettings, length: str | None) -> None:
-        """A body that is announced as too large is refused before any of it is read.
-
-        Raises:
-            HTTPException: its `length` is too large.
-        """
-        self._receive = receive
-        self._limits = settings.limits
-        self._max_mb = settings.max_body_mb
-        self._bytes_left = round(settings.max_body_mb * 2**20)
-        self._deadline = monotonic() + settings.limits.body_s
-        self.is_complete = False
-        if length is not None and length.isdigit() and int(length[:18]) > self._bytes_left:
-            raise self._too_large()
-
-    async def receive(self) -> Message:
-        """
-        Raises:
-            HTTPException: the body is too large, or takes too long.
-        """
-        if self.is_complete:  # only the client's disconnect is still to come, at any time
-            return await self._receive()
-        idle_s = self._limits.body_idle_s
+async def read_body(receive: Receive, headers: Headers, settings: ServeSettings) -> bytes:
+    """
+    Raises:
+        HTTPException: the body is too large, or takes too long.
+        ClientDisconnect: the client has gone.
+    """
+    limits = settings.limits
+    max_bytes = round(settings.max_body_mb * 2**20)
+    too_large = HTTPException(413, f"the body is larger than serve.max_body_mb, {settings.max_body_mb:g} MB")
+    length = headers.get("content-length", "")
+    if length.isdigit() and int(length[:18]) > max_bytes:
+        raise too_large
+    body = bytearray()
+    deadline = monotonic() + limits.body_s
+    message: Message = {"more_body": True}
+    while message.get("more_body"):
         try:
-            async with asyncio.timeout(max(0.0, min(idle_s, self._deadline - monotonic()))):
-                message = await self._receive()
+            async with asyncio.timeout(max(0.0, min(limits.body_idle_s, deadline - monotonic()))):
+                message = await receive()
         except TimeoutError as error:
             raise HTTPException(
                 408,
-                f"the body took too long: at most {idle_s:g} s may pass without a byte, and"
-                f" {self._limits.body_s:g} s in all",
+                f"the body took too long: at most {limits.body_idle_s:g} s may pass without a byte, and"
+                f" {limits.body_s:g} s in all",
             ) from error
-        self._bytes_left -= len(message.get("body", b""))
-        if self._bytes_left < 0:
-            raise self._too_large()
-        self.is_complete = not message.get("more_body", False)
-        return message
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
 
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body is larger than serve.max_body_mb, {self._max_mb:g} MB")
+
+async def _refuse(refusal: HTTPException, send: Send, receive: Receive, *, has_unread_body: bool) -> None:
+    headers = dict(refusal.headers or {})
+    if has_unread_body:
+        headers.setdefault("connection", "close")
+    content = error_body(refusal.status_code, refusal.detail)
+    response = Response(content, refusal.status_code, headers, "application/json")
+    status = response.status_code
+    await send({"type": "http.response.start", "status": status, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": content, "more_body": True})
+    if (
+        has_unread_body
+    ):  # discards some of it: were the connection closed at once, a reset would cost the response
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+    await send({"type": "http.response.body"})

@@ -1,14 +1,13 @@
 """Connections: limits on headers, idle time and unread responses; what to do when a client disconnects."""
 
 import socket
-from asyncio import FIRST_COMPLETED, CancelledError, Task, TimerHandle, Transport, create_task, wait
+from asyncio import FIRST_COMPLETED, CancelledError, TimerHandle, Transport, create_task, wait
 from collections.abc import Coroutine
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
-from weakref import ref
 
-from starlette.types import Receive, Scope
+from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refold.config.serving import Limits
@@ -18,9 +17,7 @@ MAX_HEADER_BYTES = 65_536
 MAX_UNSENT_BYTES = 16_384
 """Buffered for a client that does not read, here and again in the kernel."""
 LINGER_S = 2.0
-"""How long a client may go on sending after its response, so that it gets to read the response."""
-ABORT = "refold.abort"
-"""The ASGI extension through which a request can abort its connection."""
+"""How long a client may go on sending after it was refused, so that it gets to read the response."""
 
 
 class HeadersTooLargeError(Exception):
@@ -38,7 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._write_timer: TimerHandle | None = None
         self._header_bytes: int | None = None
         """Of the headers that are being received; None outside of headers."""
-        self._is_lingering = False
+        self._is_refused = False
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -48,7 +45,7 @@ class LimitedProtocol(HttpToolsProtocol):
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         self._set_timer(self.limits.idle_s)
         if len(self.connections) > self.limits.connections:
-            self._write_error(503, "too many connections; try again")
+            self._refuse(503, "too many connections; try again")
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -67,12 +64,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
-        if self._is_lingering:
+        if self._is_refused:
             return
-        before = self._header_bytes
+        was_in_headers = self._header_bytes is not None
         super().data_received(data)
-        if self._header_bytes is not None and before is not None:
-            self._header_bytes = max(self._header_bytes, before + len(data))
+        if was_in_headers and self._header_bytes is not None:
+            self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES:
                 self._refuse(431, "the headers are larger than 64 KB")
 
@@ -81,48 +78,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._set_timer(self.limits.header_s)
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count_header_bytes(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._count_header_bytes(len(name) + len(value) + 4)
-
-    def _count_header_bytes(self, size: int) -> None:
-        self._header_bytes = (self._header_bytes or 0) + size
+    def on_headers_complete(self) -> None:
+        self._header_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if self._header_bytes > MAX_HEADER_BYTES:
             raise HeadersTooLargeError
-
-    def on_headers_complete(self) -> None:
         self._header_bytes = None
         self._set_timer(None)
-        self.scope["extensions"] = {ABORT: {"do": self.transport.abort}}
         super().on_headers_complete()
-        self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.cycle.response_complete:
-            return  # a pipelined request is still to be answered
-        if self.cycle.more_body:
-            self._linger()
-        elif self._header_bytes is None:
+        if self.cycle.response_complete and self._header_bytes is None:  # no pipelined request follows
             self._set_timer(self.limits.idle_s)
-
-    def close(self) -> None:
-        """Closes the connection once the client has sent the rest of its request."""
-        if self.cycle.more_body:
-            self._linger()
-        else:
-            self.transport.close()
-
-    def _linger(self) -> None:
-        """Reads and discards what the client is still sending: a reset would cost it the response."""
-        if not self._is_lingering and not self.transport.is_closing():
-            self._is_lingering = True
-            self.transport.write_eof()
-            self._set_timer(LINGER_S)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this for whatever its parser refuses."""
@@ -137,7 +104,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._time_out)
 
     def _time_out(self) -> None:
-        if self._is_lingering:
+        if self._is_refused:
             self.transport.abort()
         elif self._header_bytes is not None:
             self._refuse(408, f"the headers took longer than {self.limits.header_s:g} s")
@@ -145,41 +112,24 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers with an error; if another response is under way, that is cut off instead."""
-        if self.cycle is None or self.cycle.response_complete:
-            self._write_error(status, message)
-            self._linger()
-        else:
-            self.transport.close()
+        """Answers with an error, and discards what the client still sends, so that it gets to read that.
 
-    def _write_error(self, status: int, message: str) -> None:
-        body = error_body(status, message)
-        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-        rest = f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-        self.transport.write(head.encode() + rest.encode() + body)
+        If another response is under way, that is cut off instead.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            body = error_body(status, message)
+            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            rest = f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + rest.encode() + body)
+            self.transport.write_eof()
+            self._is_refused = True
+            self._set_timer(LINGER_S)
 
 
 def protocol_with(limits: Limits) -> type[LimitedProtocol]:
     return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
-
-
-class _LingeringTransport:
-    """The transport of one response. Closing it is left to the protocol."""
-
-    def __init__(self, protocol: LimitedProtocol) -> None:
-        self._protocol = ref(protocol)  # whose cycle holds this transport
-        self.write = protocol.transport.write
-        self.is_closing = protocol.transport.is_closing
-
-    def close(self) -> None:
-        if (protocol := self._protocol()) is not None:
-            protocol.close()
-
-
-def abort(scope: Scope) -> None:
-    """Closes the connection of a request at once, without sending what its client has not read."""
-    if (extension := scope.get("extensions", {}).get(ABORT)) is not None:
-        extension["do"]()
 
 
 async def until_disconnect(work: Coroutine[Any, Any, None], receive: Receive) -> None:
@@ -189,7 +139,15 @@ async def until_disconnect(work: Coroutine[Any, Any, None], receive: Receive) ->
     try:
         await wait((working, disconnected), return_when=FIRST_COMPLETED)
     finally:
-        await cancel(working, disconnected)
+        working.cancel()
+        disconnected.cancel()
+        await wait((working, disconnected))
+        for task in (working, disconnected):
+            if task.cancelled():
+                with suppress(
+                    CancelledError
+                ):  # until it is asked for, a task keeps all frames of where it was
+                    task.result()
     if not working.cancelled():
         working.result()
 
@@ -197,14 +155,3 @@ async def until_disconnect(work: Coroutine[Any, Any, None], receive: Receive) ->
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def cancel(*tasks: Task[Any]) -> None:
-    """Cancels tasks that are not done, and waits for their end."""
-    for task in tasks:
-        task.cancel()
-    await wait(tasks)
-    for task in tasks:
-        if task.cancelled():
-            with suppress(CancelledError):  # until it is asked for, a task keeps all frames of where it was
-                task.result()

@@ -90,7 +90,7 @@ class Service:
         self.store = store
         self.conversations = Conversations(store)
         self.health = Health(store)
-        self.events = EventBroker()
+        self.events = EventBroker(self.conversations)
         self.upstream = Upstream()
         self.metrics = Metrics()
         self.metrics.sessions_kept.set_function(lambda: len(self._sessions))
