@@ -189,7 +189,7 @@ def fields_of_frames() -> Iterator[tuple[str, list[str]]]:
         *(Undone(5, 4, "no", 1.0), Pinned(5, (line,), "yes", 1.0), Named(5, "a title", "m", 1.0)),
         Called(5, "main", span, "m", "late", 1, time=1.0),
     ]
-    texts = [live_events.stored_frames(key, one, with_id=False) for one in happened] + [live_events.LAGGING]
+    texts = [b"".join(live_events.stored_frames(key, one)) for one in happened] + [live_events.LAGGING]
     expanded = MessageEvent("message-expanded", "c", 1, 1, 1, "tool", ("grep",), "a question")
     others: list[Any] = [kind for kind in listed(CompactionEvent) if kind != "compaction:failed"]
     live: list[Any] = [expanded, *(CompactionEvent(kind, "c", 1, 1, "why") for kind in others)]

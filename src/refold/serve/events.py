@@ -107,6 +107,11 @@ def stored_frames(key: Key, event: Event) -> list[bytes]:
     return frames
 
 
+def live_frame(key: Key, event: SessionEvent) -> bytes:
+    """An event that is not stored, as text."""
+    return _frame(key, event.kind, _facts(event))
+
+
 def is_stored(event: SessionEvent) -> bool:
     """True if the event is in the log, too, and read from there for the subscribers of all processes."""
     if isinstance(event, MessageEvent):
@@ -315,7 +320,7 @@ class EventBroker:
                 with _logging_errors():
                     self._read(key)
             if event is not None:
-                self._queue([QueuedEvent(key, [_frame(key, event.kind, _facts(event))])])
+                self._queue([QueuedEvent(key, [live_frame(key, event)])])
 
     def _poll(self, scope: EventScope) -> None:
         """Reads what any process appended since."""
