@@ -240,15 +240,6 @@ def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
     )
 
 
-def with_call_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
-    own, parts = map(tool_id, ids), zip(message["content"], parse(message).parts, strict=True)
-    content = [
-        {**value, "toolCallId": next(own)} if isinstance(part, ToolCall | ToolResult) else value
-        for value, part in parts
-    ]
-    return {**message, "content": content}
-
-
 def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
@@ -300,7 +291,6 @@ AI_SDK = Dialect(
     own_fields=lambda value: OWN,
     results=results,
     repair=repair,
-    with_call_ids=with_call_ids,
     declare_tool=declare_tool,
     joins_results=True,
 )

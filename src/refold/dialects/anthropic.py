@@ -49,8 +49,6 @@ BEGIN = "[refold: the conversation goes on here]"
 """Text of a user message that is put before a conversation that begins otherwise."""
 GO_ON = "[refold: go on]"
 MAX_MARKS = 4
-IDS = {"tool_use": "id", "tool_result": "tool_use_id"}
-"""The field of a block with the id of its call."""
 
 
 def parse(value: Any, where: str = "message") -> Message:
@@ -230,15 +228,6 @@ def repair(
     return RepairedMessages(repaired, notices)
 
 
-def with_call_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
-    own = map(tool_id, ids)
-    blocks = [
-        {**block, IDS[kind]: next(own)} if (kind := kind_of(block)) in IDS else block
-        for block in message["content"]
-    ]
-    return {**message, "content": blocks}
-
-
 def _with_system_in_place(messages: Sequence[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
     """Keep system messages only after a user message that no user message follows."""
     said = [n for n, message in enumerate(messages) if message.get("role") != "system"]
@@ -413,7 +402,6 @@ ANTHROPIC = Dialect(
     render,
     results=results,
     repair=repair,
-    with_call_ids=with_call_ids,
     declare_tool=declare_tool,
     system_field="system",
     hoists_system=True,

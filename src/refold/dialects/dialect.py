@@ -5,9 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from refold.core.event import Line
 from refold.core.message import Message
-from refold.core.pairing import has_renamed_ids
 from refold.dialects.shape import OWN, stands_apart
 
 
@@ -31,8 +29,6 @@ class Dialect(msgspec.Struct, frozen=True):
     """Indices of the tool results among the blocks of its content."""
     repair: Callable[..., RepairedMessages] = lambda messages, **facts: RepairedMessages(messages, [])
     """`repair(messages, **facts)` makes messages that the API accepts; facts are, for example, `store`."""
-    with_call_ids: Callable[[Any, Sequence[str]], Any] = lambda value, ids: value
-    """A value with these ids for its calls, in order, or for the call that it answers."""
     declare_tool: Callable[[str, str, Any], dict[str, Any]] = lambda name, about, schema: {}
     """The declaration of a tool by its name, its description and the JSON schema of its arguments."""
 
@@ -54,9 +50,3 @@ class Dialect(msgspec.Struct, frozen=True):
     def stands_apart(self, value: Any) -> bool:
         """True for system text that is sent apart, such as `{"system": …}`."""
         return self.system_field is not None and stands_apart(value, self.system_field)
-
-    def unique_ids(self, value: Any, line: Line) -> Any:
-        """A message as it came, with the unique call ids of its line in place of its own."""
-        if not has_renamed_ids(line):
-            return value
-        return self.with_call_ids(value, line.calls or (line.answers or "",))

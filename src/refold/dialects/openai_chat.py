@@ -199,13 +199,6 @@ def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
     return RepairedMessages(_in_batches(repaired, notices), notices)
 
 
-def with_call_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
-    if message.get("role") == "tool":
-        return {**message, "tool_call_id": tool_id(ids[0])}
-    calls = zip(message["tool_calls"], ids, strict=True)
-    return {**message, "tool_calls": [{**call, "id": tool_id(id)} for call, id in calls]}
-
-
 def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
     new = dict(message)
     if "tool_calls" in message:
@@ -280,6 +273,5 @@ OPENAI_CHAT = Dialect(
     render,
     unread=unread,
     repair=repair,
-    with_call_ids=with_call_ids,
     declare_tool=declare_tool,
 )

@@ -260,15 +260,6 @@ def repair(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_
     return RepairedMessages(_with_reasoning(items, store, notices), notices)
 
 
-def with_call_ids(value: Any, ids: Sequence[str]) -> Any:
-    own = map(tool_id, ids)
-    items = [
-        {**item, "call_id": next(own)} if (said := parse(item)).calls or said.results else item
-        for item in (value if isinstance(value, list) else [value])
-    ]
-    return items if isinstance(value, list) else items[0]
-
-
 def _repaired(item: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
     new = dict(item)
     id, call = item.get("id"), item.get("call_id")
@@ -344,7 +335,6 @@ OPENAI_RESPONSES = Dialect(
     unread=unread,
     own_fields=own_fields,
     repair=repair,
-    with_call_ids=with_call_ids,
     declare_tool=declare_tool,
     list_field="input",
     system_field="instructions",

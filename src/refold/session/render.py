@@ -234,13 +234,13 @@ class Renderer:
             if has_surrogate and _escape_surrogates(text := self._record.message(line).text) != text
             else []
         )
-        notes += [REPEATED_CALL_ID] if line.calls and has_renamed_ids(line) else []
+        is_renamed = has_renamed_ids(line)
+        notes += [REPEATED_CALL_ID] if line.calls and is_renamed else []
         is_row = came is not None and came.dialect == "flat"  # its text may be the JSON of its parts
         is_own = came is not None and came.dialect == dialect.name
-        if came is not None and (is_own or (not is_row and is_plain(came.value, dialect))):
+        if came is not None and not is_renamed and (is_own or (not is_row and is_plain(came.value, dialect))):
             value = came.value if self._request.sends_own_fields else _for_api(came.value, came.dialect)
             value = self._without_invalid(line, _escape_surrogates(value) if has_surrogate else value, notes)
-            value = value if value is None else dialect.unique_ids(value, line)
             return RenderedLine([] if value is None else [value], came.piece, is_own, tuple(notes))
         message = _with_tool(self._record.message(line), line)
         if came is None and not message.parts and message.role == "assistant":
