@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.dialects.rules.targets import RULES, Facts, Violation, check, check_request
+from refold.dialects.rules.request import Facts, Violation
+from refold.dialects.rules.targets import RULES, check, check_request
 
 Json = Any
 PAGE = Path(__file__).parents[1] / "docs" / "validity.md"

@@ -16,7 +16,8 @@ import pytest
 from refold.config.config import load_config
 from refold.core.expiry import EXPAND, SEARCH
 from refold.dialects import openai_chat
-from refold.dialects.rules.targets import RULES, Facts
+from refold.dialects.rules.request import Facts
+from refold.dialects.rules.targets import RULES
 from refold.session import api as opening
 from refold.session.meter import Meter
 

@@ -71,7 +71,8 @@ import refold
 from refold.adapters.openai_agents import RefoldSession
 from refold.adapters.openai_agents_items import ItemHistory
 from refold.core.errors import OverBudgetError
-from refold.dialects.rules.targets import RULES, Facts
+from refold.dialects.rules.request import Facts
+from refold.dialects.rules.targets import RULES
 from refold.testing.model import Reply as ModelReply
 from refold.testing.model import ScriptedModel
 

@@ -1,31 +1,7 @@
-"""Modules and patterns that are loaded when they are first used, to keep `import refold` fast."""
+"""Patterns that are compiled when they are first used, to keep `import refold` fast."""
 
 import re
-from collections.abc import Iterator, Mapping
-from importlib import import_module
-from typing import Any, Generic, TypeVar, cast
-
-T = TypeVar("T")
-
-
-class LazyImports(Mapping[str, T], Generic[T]):
-    """`{name: "module:attribute"}`: the attribute is imported on access."""
-
-    def __init__(self, sources: Mapping[str, str]) -> None:
-        self._sources = sources
-
-    def __getitem__(self, name: str) -> T:
-        module, _, attribute = self._sources[name].partition(":")
-        return cast(T, getattr(import_module(module), attribute))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._sources
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
+from typing import Any, cast
 
 
 class _LazyPattern:

@@ -8,19 +8,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from refold.core.errors import SettingError
-from refold.core.lazy import LazyImports
+from refold.dialects.ai_sdk import AI_SDK
+from refold.dialects.anthropic import ANTHROPIC
 from refold.dialects.dialect import Dialect
+from refold.dialects.flat import FLAT
+from refold.dialects.openai_chat import OPENAI_CHAT
+from refold.dialects.openai_responses import OPENAI_RESPONSES
 from refold.dialects.shape import OWN, json_or, kind_of
 
-DIALECTS: LazyImports[Dialect] = LazyImports(
-    {
-        "openai-chat": "refold.dialects.openai_chat:OPENAI_CHAT",
-        "openai-responses": "refold.dialects.openai_responses:OPENAI_RESPONSES",
-        "anthropic": "refold.dialects.anthropic:ANTHROPIC",
-        "ai-sdk": "refold.dialects.ai_sdk:AI_SDK",
-        "flat": "refold.dialects.flat:FLAT",
-    }
-)
+DIALECTS = {dialect.name: dialect for dialect in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, AI_SDK, FLAT)}
 TARGETS = tuple(name for name in DIALECTS if name != "flat")
 """The dialects that requests are made in."""
 SYSTEM_FIELDS = {"system": "anthropic", "instructions": "openai-responses"}

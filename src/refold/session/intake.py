@@ -14,8 +14,10 @@ from refold.core.draft import PART, Draft, LastRequest, number, part_id, split
 from refold.core.errors import ConflictError, MessageError, SettingError
 from refold.core.event import Event, Expiry, Piece, Said
 from refold.core.message import Kind, Media, Message, Opaque
+from refold.dialects import flat, openai_responses, replies
 from refold.dialects.dialect import Dialect
 from refold.dialects.registry import DIALECTS, TARGETS, is_plain, readable_as, recognize
+from refold.dialects.replies import ParsedReply
 from refold.dialects.rules.targets import RULES
 from refold.dialects.shape import kind_of, own_id
 from refold.models.count import Units
@@ -24,7 +26,6 @@ from refold.session.to_json import EXPECTED, checked, encoded, plain, to_json
 from refold.session.validate import expiry_of
 
 if TYPE_CHECKING:
-    from refold.dialects.replies import ParsedReply
     from refold.session.conversation import Conversation
     from refold.session.tools import Toolbox
 
@@ -57,7 +58,7 @@ class _Unit(NamedTuple):
     value: Any
     raw: bytes | None = None
     dialect: str | None = None
-    reply: "ParsedReply | None" = None
+    reply: ParsedReply | None = None
 
 
 class ParsedMessages(NamedTuple):
@@ -133,8 +134,6 @@ class Intake(NamedTuple):
                 if reply is None:
                     raise MessageError(where(n), f"{EXPECTED}, got list, which is not the chunks of a stream")
             elif _may_be_reply(value):
-                from refold.dialects import replies
-
                 reply = replies.take(value, where(n))
             if isinstance(value, Message):
                 yield _Unit(n, where(n), value)
@@ -206,8 +205,6 @@ class Intake(NamedTuple):
 
     def _steps(self, message: Message, record: Any, id: str | None, rest: dict[str, Any]) -> list[Draft]:
         """A record of several steps becomes a message for each; the first has the record as its `meta`."""
-        from refold.dialects import flat
-
         parts = [part for step in flat.steps(message) for part in split(step)]
         parts[0] = msgspec.structs.replace(parts[0], meta=record)
         drafts = list[Draft]()
@@ -250,12 +247,10 @@ def _may_be_reply(value: Any) -> bool:
     return isinstance(value, dict) and ("role" not in value or "type" in value)
 
 
-def _joined(values: Sequence[Any], where: str) -> "ParsedReply | None":
+def _joined(values: Sequence[Any], where: str) -> ParsedReply | None:
     """The reply whose chunks these are; None if they are something else."""
     if not values or not _may_be_reply(values[0]):
         return None
-    from refold.dialects import replies
-
     return replies.collect(values, where)
 
 
@@ -270,7 +265,7 @@ def _require_content(value: dict[str, Any], where: str) -> None:
         raise MessageError(f"{where}.content", "is missing: expected a text or a list of parts")
 
 
-def _units_of(reply: "ParsedReply", n: int, where: str) -> Iterable[_Unit]:
+def _units_of(reply: ParsedReply, n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
         to_json(message, where)  # joined chunks may not be valid JSON
         yield _Unit(n, where, message, None, reply.dialect, reply)
@@ -278,7 +273,7 @@ def _units_of(reply: "ParsedReply", n: int, where: str) -> Iterable[_Unit]:
         yield _Unit(n, where, Message("assistant", **_facts_of(reply)))
 
 
-def _facts_of(reply: "ParsedReply") -> dict[str, Any]:
+def _facts_of(reply: ParsedReply) -> dict[str, Any]:
     return {"usage": reply.usage, "model": reply.model, "finish": reply.finish}
 
 
@@ -308,8 +303,6 @@ def _groups(units: Sequence[_Unit]) -> list[list[_Unit]]:
     for unit in units:
         is_item = False
         if unit.dialect is not None and DIALECTS[unit.dialect].has_items and isinstance(unit.value, dict):
-            from refold.dialects import openai_responses
-
             role = openai_responses.role_of(unit.value, unit.where) if unit.reply is None else "assistant"
             is_item = role == "assistant"
         if is_item and before is not None and before.reply is unit.reply:

@@ -11,7 +11,8 @@ from refold.core.codec import loads
 from refold.core.errors import MessageError, RefoldError, SettingError
 from refold.core.message import Message
 from refold.dialects.registry import DIALECTS, find_dialect
-from refold.dialects.rules.targets import RULES, Violation, check_request
+from refold.dialects.rules.request import Violation
+from refold.dialects.rules.targets import RULES, check_request
 from refold.models.limits import ModelLimits, find
 from refold.session.files import RESPONSES, FileConversation
 from refold.session.intake import Intake

@@ -13,7 +13,8 @@ from refold.core.pairing import NO_RESULT, MissingResult, OrphanResult, Slot, ha
 from refold.dialects.dialect import RepairedMessages
 from refold.dialects.message_list import MessageList
 from refold.dialects.registry import DIALECTS, is_plain
-from refold.dialects.rules.targets import RULES, Facts, RequestRules, has_cache_mark
+from refold.dialects.rules.request import Facts, RequestRules, has_cache_mark
+from refold.dialects.rules.targets import RULES
 from refold.dialects.shape import without
 from refold.models.count import Units
 from refold.stores.record import Record

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from msgspec import field
 
-from refold.dialects.rules.targets import RequestRules, Violation, is_name, quote
+from refold.dialects.rules.request import RequestRules, Violation, is_name, quote
 
 ROLES = ("system", "user", "assistant", "tool")
 

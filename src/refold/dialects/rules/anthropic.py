@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from msgspec import field
 
-from refold.dialects.rules.targets import RequestRules, Violation, has_cache_mark, is_name, quote
+from refold.dialects.rules.request import RequestRules, Violation, has_cache_mark, is_name, quote
 
 ROLES = ("user", "assistant", "system")
 MAX_MARKS = 4

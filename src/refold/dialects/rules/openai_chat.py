@@ -17,7 +17,7 @@ G4: a call id is unique until its call has a result (strict: in the whole reques
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from refold.dialects.rules.targets import RequestRules, Violation, is_name, quote
+from refold.dialects.rules.request import RequestRules, Violation, is_name, quote
 
 ROLES = ("user", "assistant", "tool", "system", "developer", "function")
 MAX_CALLS = 128

@@ -20,7 +20,7 @@ call id used twice in a request; otherwise G4 requires unique ids only of calls 
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from refold.dialects.rules.targets import OpenCall, RequestRules, Violation, is_name, quote
+from refold.dialects.rules.request import OpenCall, RequestRules, Violation, is_name, quote
 
 ROLES = ("user", "assistant", "system", "developer")
 OUTPUTS = {
