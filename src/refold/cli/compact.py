@@ -155,7 +155,7 @@ def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Com
             **limits,
             focus=request.focus,
             dry_run=dry_run,
-            on_progress=lambda done, of: advance(done=done, total=of),
+            on_progress=lambda done, of: advance(completed=done, total=of),
         )
     first, end = result.compacted_range
     span = None

@@ -11,7 +11,7 @@ import typer
 
 from refold.cli.format import one_line
 from refold.cli.options import CONFIG, Access, ConfigFile, Json, StoreUrl, configured
-from refold.cli.terminal import Columns, emit, fitting, say
+from refold.cli.terminal import Cell, emit, say, table
 from refold.config.config import DEFAULT, Config, with_database, with_stored
 from refold.config.prompts import BUILT_IN, Template
 from refold.config.serving import ServeSettings
@@ -136,10 +136,11 @@ def _without_secrets(serve: ServeSettings) -> msgspec.Struct:
 
 
 def _print(settings: list[Setting]) -> None:
-    rows = [[(one_line(cell), "") for cell in (one.name, one.shown, one.origin)] for one in settings]
-    page = Columns(*fitting(["", "", ""], rows, most=48))
-    for name, value, (origin, _) in rows:
-        page.line(name, value, (origin, "dim" if origin == "default" else "green"))
+    rows = list[list[Cell]]()
+    for one in settings:
+        style = "dim" if one.origin == "default" else "green"
+        rows.append([(one_line(one.name), ""), (one_line(one.shown), ""), (one_line(one.origin), style)])
+    table(("", "", ""), rows)
 
 
 def _json(setting: Setting) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import typer
 import refold
 from refold.cli.format import local, one_line, plural
 from refold.cli.options import DEFAULT_OWNER, Access, ConfigFile, Json, StoreUrl, existing, ids
-from refold.cli.terminal import Column, Columns, emit, progress
+from refold.cli.terminal import answer, progress, say
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
 from refold.session.doctor import BACKUP, Finding, examine, list_safely, missing_features
@@ -68,10 +68,7 @@ def doctor(
     except CorruptError as error:  # it cannot be opened
         health.findings = [Finding(error_text(error), BACKUP)]
     health.healthy = not health.findings
-    if json:
-        emit(health)
-    else:
-        _print(health)
+    answer(health, json, _print)
     if health.findings:
         raise typer.Exit(1)
 
@@ -120,24 +117,23 @@ def _versions(access: Access) -> dict[str, str]:
 
 
 def _print(health: StoreHealth) -> None:
-    table = Columns(Column("", 1), Column("", 0))
-    table.line((" · ".join(f"{name} {version}" for name, version in health.versions.items()), "dim"))
+    say(" · ".join(f"{name} {version}" for name, version in health.versions.items()), "dim")
     read = f"{plural(health.conversations, 'conversation')}, {plural(health.events, 'event')}"
-    table.line((f"{read} in {one_line(health.store)}", ""), wrap=True)
+    say(f"{read} in {one_line(health.store)}")
     for lease in health.leases:
         until = "" if lease.until is None else f" until {local(lease.until.timestamp())}"
         what = f"lease {one_line(lease.name)} of {one_line(lease.conversation)}"
-        table.line((f"{what} held by {one_line(lease.holder)}{until}", "yellow"))
+        say(f"{what} held by {one_line(lease.holder)}{until}", "yellow")
     for name, why in (health.cannot | health.without).items():
-        table.line((f"without {name}: {one_line(why)}", "dim"), wrap=True)
+        say(f"without {name}: {one_line(why)}", "dim")
     for one in health.findings[:MAX_FINDINGS]:
         where = one_line(one.conversation or "")
         where += "" if one.at is None else f" #{one.at}"
-        table.line(("✗", "red"), (f"{where}: {one_line(one.problem)}".removeprefix(": "), "red"), wrap=True)
-        table.line(("", ""), (one.advice, ""), wrap=True)
+        say(f"✗  {where + ': ' if where else ''}{one_line(one.problem)}", "red")
+        say(f"   {one.advice}")
     if len(health.findings) > MAX_FINDINGS:
-        table.line((f"… and {len(health.findings) - MAX_FINDINGS:,} more: see --json", "red"))
+        say(f"… and {len(health.findings) - MAX_FINDINGS:,} more: see --json", "red")
     if health.findings:
-        table.line((plural(len(health.findings), "problem"), "bold red"))
+        say(plural(len(health.findings), "problem"), "bold red")
     else:
-        table.line(("✓", "green"), ("No problems: everything is as it was written", "bold green"))
+        say("✓  No problems: everything is as it was written", "bold green")

@@ -1,6 +1,5 @@
 """Commands for a request in a file, without a store: fit, check, count."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,7 @@ import typer
 
 from refold.cli.format import glance, glance_json, one_line, plural, saved_percent
 from refold.cli.options import ConfigFile, DialectOption, InFile, Json, OutFile, configured
-from refold.cli.terminal import Cell, Columns, complain, emit, fitting, pretty, progress, say, writing
+from refold.cli.terminal import Cell, complain, emit, pretty, progress, say, table, writing
 from refold.core.errors import MessageError, SettingError
 from refold.dialects.registry import TARGETS
 from refold.dialects.rules.targets import RULES
@@ -103,11 +102,11 @@ def check(
     if json:
         emit({"valid": not found, "violations": found, "dialect": spoken, "rules": version})
     elif found:
-        rows = []
+        rows = list[list[Cell]]()
         for fault in found:
             where = f"{given.name}[{fault.index}]" if fault.index < len(given.messages) else given.name
-            rows.append((fault.rule, where, one_line(fault.message)))
-        _table(("rule", "where", "what"), rows)
+            rows.append([(fault.rule, ""), (where, ""), (one_line(fault.message), "")])
+        table(("rule", "where", "what"), rows, cuts=False)
         say(f"invalid: {plural(len(found), 'violation')} of the rules for {spoken} ({version})")
     else:
         say(f"valid: {plural(len(given.messages), 'message')} by the rules for {spoken} ({version})")
@@ -130,39 +129,28 @@ def count(
     system, tools, *messages = parts
     total = sum(part.tokens for part in parts)
     if json:
-        rows = [{"index": n, "role": one.role, "tokens": one.tokens} for n, one in enumerate(messages)]
-        emit(
-            {"model": model, "total": total, "system": system.tokens, "tools": tools.tokens, "messages": rows}
-        )
+        counts = [{"index": n, "role": one.role, "tokens": one.tokens} for n, one in enumerate(messages)]
+        sizes = {"total": total, "system": system.tokens, "tools": tools.tokens}
+        emit({"model": model, **sizes, "messages": counts})
         return
-    declared = plural(len(given.tools or []), "declaration")
-    texts = (_glance(next(iter(given.system.values()), "")), declared)
-    table = [("", part, text) for part, text in zip((system, tools), texts, strict=True) if part.tokens]
-    table += [(str(n), part, " ".join(map(glance, part.parsed))) for n, part in enumerate(messages)]
-    _table(
-        (">index", ">tokens", "role", ""),
-        [(index, f"{part.tokens:,}", part.role, text) for index, part, text in table],
-        wrap=False,
-    )
+    texts = [_system_text(given), plural(len(given.tools or []), "declaration")]
+    texts += [" ".join(map(glance, part.parsed)) for part in messages]
+    rows = list[list[Cell]]()
+    for n, (part, text) in enumerate(zip(parts, texts, strict=True), -2):  # messages are counted from 0
+        if n >= 0 or part.tokens:
+            index = f"{n}" if n >= 0 else ""
+            rows.append([(index, ""), (f"{part.tokens:,}", ""), (part.role, ""), (text, "")])
+    table((">index", ">tokens", "role", ""), rows)
     window = find(model, settings.models).limits.window
     percent = 100 * total / window
     share = f"{percent:.1f} %" if percent >= 0.1 else "less than 0.1 %"
     say(f"{plural(total, 'token')} for {one_line(model)}: {share} of its window of {window:,}")
 
 
-def _glance(system: Any) -> str:
-    """The system text in one line."""
-    blocks = system if isinstance(system, list) else [system]
-    texts = [block.get("text") if isinstance(block, Mapping) else block for block in blocks]
-    return " ".join(one_line(text) if isinstance(text, str) else glance_json(text) for text in texts)
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], wrap: bool = True) -> None:
-    cells: list[list[Cell]] = [[(text, "") for text in row] for row in rows]
-    columns = Columns(*fitting(titles, cells))
-    columns.head()
-    for row in cells:
-        columns.line(*row, wrap=wrap)
+def _system_text(given: FileConversation) -> str:
+    """The system text that stands beside the messages, in one line."""
+    system = next(iter(given.system.values()), "")
+    return one_line(system) if isinstance(system, str) else glance_json(system)
 
 
 def _read(file: str) -> FileConversation:

@@ -77,14 +77,6 @@ def cell_width(text: str) -> int:
     return cell_len(text)
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """Wraps a text at a width, between words if possible."""
-    from rich.console import Console
-    from rich.text import Text
-
-    return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)] or [""]
-
-
 def quoted(id: str) -> str:
     """An id, quoted for the shell."""
     return ("-- " if id.startswith("-") else "") + quote(one_line(id))

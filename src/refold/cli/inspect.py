@@ -1,5 +1,6 @@
 """Commands that read conversations: list, show, explain, savings, expand, diff, search."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -22,7 +23,7 @@ from refold.cli.options import (
     reading,
     reporting_damage,
 )
-from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say, say_all
+from refold.cli.terminal import Cell, answer, emit, progress, say, say_all, table
 from refold.core.errors import CannotExpandError
 from refold.core.query import parse_query
 from refold.core.slices import slice_of
@@ -83,12 +84,7 @@ def show(
 ) -> None:
     """Show what the model sees, and which edits hide the rest."""
     view = session.inspect.view(at)
-    if json:
-        emit(view)
-    elif full:
-        tables.full_view(view)
-    else:
-        tables.view(view)
+    answer(view, json, tables.full_view if full else tables.view)
 
 
 @reading
@@ -98,11 +94,7 @@ def explain(session: Session, at: At, json: Json = False) -> None:
     Prints whether it is shown whole, shorter or not at all, what keeps it in the view, and every edit of it,
     the newest first, with the setting that decided it and where that was set.
     """
-    explanation = session.explain(at)
-    if json:
-        emit(explanation)
-    else:
-        tables.explanation(explanation, session.conversation)
+    answer(session.explain(at), json, partial(tables.explanation, conversation=session.conversation))
 
 
 @reading
@@ -154,11 +146,7 @@ def expand(
         slice_of(part)
     except CannotExpandError as error:
         raise typer.BadParameter(str(error)) from error
-    text = session.expand(at, **part)
-    if json:
-        emit({"at": at, **part, "text": text})
-    else:
-        say_all(text)
+    answer({"at": at, **part, "text": session.expand(at, **part)}, json, lambda found: say_all(found["text"]))
 
 
 @reading
@@ -194,11 +182,7 @@ def diff(
     if with_ is not None:
         key = existing(session.store, "this store", Key(session.key.owner, with_))
         other = Session(session.store, key, config=session.config, view=session.inspect.view_name)
-    found = session.diff(at, at2, other=other)
-    if json:
-        emit(found)
-    else:
-        tables.diff(found)
+    answer(session.diff(at, at2, other=other), json, tables.diff)
 
 
 def search(
@@ -233,12 +217,7 @@ def search(
     if json:
         emit({"store": access.shown, "owner": owner, "query": text, "hits": found})
     elif found:
-        rows = list(map(_hit_cells, found))
-        table = Columns(
-            *fitting(("id", ">place", "role", "time", ""), rows, most=max(12, console().width // 6))
-        )
-        for row in rows:
-            table.line(*row)
+        table(("id", ">place", "role", "time", "text"), map(_hit_cells, found))
     else:
         say("Nothing found. Try fewer or other words, or the beginning of one, as in data*.")
     if not found:

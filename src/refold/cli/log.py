@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from refold.cli.format import glance, glance_json, local, one_line, places, plural
 from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, existing, place
-from refold.cli.terminal import Column, Columns
+from refold.cli.terminal import Columns, emit, say
 from refold.core import codec
 from refold.core.event import (
     Called,
@@ -67,9 +67,11 @@ def log(
         elif follow:
             damaged = 0
             for event in events:
-                typer.echo(codec.dumps(event_json(event)))
+                emit(event_json(event))
         else:
-            damaged = _emit_events(events, key)
+            found = list(events)
+            damaged = sum(isinstance(event, DamagedEvent) for event in found)
+            emit({**key._asdict(), "events": list(map(event_json, found))})
     if damaged:
         raise typer.Exit(1)
 
@@ -94,38 +96,20 @@ def _decoded(link: codec.Link | Unreadable) -> Event | DamagedEvent:
 def _print_events(events: Iterator[Event | DamagedEvent]) -> int:
     """Prints a line for each, and returns how many are damaged."""
     count = damaged = 0
-    table = Columns(Column("place", 6), Column("time", 19), Column("kind", 8), Column("", 0))
-
+    columns = Columns(("place", "time", "kind", ""), (6, 19, 8))
     for event in events:
         count += 1
         if isinstance(event, DamagedEvent):
             damaged += 1
             cells = (f"#{event.at}", "", one_line(event.kind), f"cannot be read: {one_line(event.problem)}")
-            table.line(*((cell, "bold red") for cell in cells))
+            columns.row([(cell, "bold red") for cell in cells])
             continue
         kind = event_kind(event)
-        table.line(
-            (f"#{event.at}", "dim"),
-            ("" if isinstance(event, Unknown) else local(event.time), "dim"),
-            (one_line(kind), STYLES.get(kind, "yellow")),
-            (event_line(event), ""),
-        )
+        time = "" if isinstance(event, Unknown) else local(event.time)
+        styled = (one_line(kind), STYLES.get(kind, "yellow"))
+        columns.row([(f"#{event.at}", "dim"), (time, "dim"), styled, (event_line(event), "")])
     unread = f", {damaged:,} of them cannot be read: see `refold doctor`" if damaged else ""
-    table.line((plural(count, "event") + unread, "bold"))
-    return damaged
-
-
-def _emit_events(events: Iterator[Event | DamagedEvent], key: Key) -> int:
-    """Prints one JSON document while the events are read, and returns how many are damaged."""
-    damaged = 0
-    separator = b""
-    head = codec.dumps({"conversation": key.conversation, "owner": key.owner})
-    typer.echo(head[:-1] + b',"events":[', nl=False)
-    for event in events:
-        damaged += isinstance(event, DamagedEvent)
-        typer.echo(separator + b"\n" + codec.dumps(event_json(event)), nl=False)
-        separator = b","
-    typer.echo(b"\n]}")
+    say(plural(count, "event") + unread, "bold")
     return damaged
 
 

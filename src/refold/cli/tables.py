@@ -1,10 +1,10 @@
-"""Tables of conversations, views, explanations, savings and differences, as people see them."""
+"""Text for people: conversations, views, explanations, savings and differences."""
 
 from collections.abc import Sequence
 from itertools import groupby
 
 from refold.cli.format import full, glance, local, one_line, places, plural, quoted, saved_percent
-from refold.cli.terminal import Cell, Column, Columns, console, fitting
+from refold.cli.terminal import Cell, fitted, say, table
 from refold.session.results import (
     ComparedView,
     ConversationRow,
@@ -30,31 +30,28 @@ CHANGE_STYLES = {"-": "red", "+": "green"}
 
 
 def conversations(rows: Sequence[ConversationRow], *, with_owner: bool) -> None:
-    cells = [_conversation(row, with_owner) for row in rows]
-    owner = ("owner",) if with_owner else ()
-    titles = (*owner, "id", ">messages", ">recorded", ">shown", ">saved", "created", "forked from")
-    table = Columns(*fitting(titles, cells, most=max(16, min(48, console().width - 64))))
-    table.head()
-    for line in cells:
-        table.line(*line)
+    titles = ["id", ">messages", ">recorded", ">shown", ">saved", "created", "forked from"]
+    cells = list(map(_conversation, rows))
+    if with_owner:
+        titles.insert(0, "owner")
+        cells = [[(one_line(row.owner), "cyan"), *line] for row, line in zip(rows, cells, strict=True)]
+    table(titles, cells)
 
 
-def _conversation(row: ConversationRow, with_owner: bool) -> list[Cell]:
-    cells: list[Cell] = [(one_line(row.owner), "cyan")] if with_owner else []
-    cells.append((one_line(row.id), "bold"))
+def _conversation(row: ConversationRow) -> list[Cell]:
+    id = (one_line(row.id), "bold")
     if row.problem is not None:
-        return [*cells, (f"cannot be read: {one_line(row.problem)}", "red")]
+        return [id, (f"cannot be read: {one_line(row.problem)}", "red")]
     tokens = row.tokens
     is_smaller = tokens.shown < tokens.recorded
-    parent = "" if row.parent is None else f"{one_line(row.parent.id)} at #{row.parent.at}"
     return [
-        *cells,
+        id,
         (f"{row.messages:,}", ""),
         (f"{tokens.recorded:,}", ""),
         (f"{tokens.shown:,}", ""),
         (f"{saved_percent(tokens.recorded, tokens.shown)} %", "green" if is_smaller else "dim"),
         ("-" if row.created is None else local(row.created.timestamp())[:16], "dim"),
-        (parent, "dim"),
+        ("" if row.parent is None else f"{one_line(row.parent.id)} at #{row.parent.at}", "dim"),
     ]
 
 
@@ -62,55 +59,47 @@ def view(shown: ShownView) -> None:
     """A row for each message in the view, and one for each edit with what it hides."""
     rows = list[list[Cell]]()
     for item in shown.items:
-        is_plain = item.edit is None or item.is_in_place
-        if not is_plain:
-            recorded = item.recorded
-            turns = f"{recorded.last_turn}"
-            if recorded.first_turn < recorded.last_turn:
-                turns = f"{recorded.first_turn}–{recorded.last_turn}"
-            cells = (places(item.span), turns, _item_tokens(item), _edit_sentence(item))
-            rows.append([(cell, "dim" if cell is turns else EDIT) for cell in cells])
-        indent = "" if is_plain else "  "
+        indent = ""
+        if item.edit is not None and not item.is_in_place:
+            indent = "  "
+            turns = f"{item.recorded.first_turn}–{item.recorded.last_turn}"
+            if item.recorded.first_turn == item.recorded.last_turn:
+                turns = f"{item.recorded.last_turn}"
+            tokens = (_item_tokens(item), EDIT)
+            sentence = (_edit_sentence(item, item.edit), EDIT)
+            rows.append([(places(item.span), EDIT), (turns, "dim"), tokens, sentence])
         rows += [_message(item, message, indent) for message in item.shown]
-    table = Columns(*fitting(("place", ">turn", ">tokens", "role", "", ""), rows))
-    table.head()
-    for row in rows:
-        table.line(*row)
-    table.line(("", ""))
-    _view_footer(table, shown)
+    table(("place", ">turn", ">tokens", "role", "", ""), rows)
+    say("")
+    _view_footer(shown)
 
 
 def full_view(shown: ShownView) -> None:
     """The whole text of each message in the view, under a line that says which it is."""
-    table = Columns(Column("", 0))
     for item in shown.items:
         if item.edit is not None and not item.is_in_place:
-            about = f"{places(item.span)} · {_item_tokens(item)} tokens · {_edit_sentence(item)}"
-            table.line((about, EDIT), wrap=True)
-            table.line(("", ""))
+            tokens = _item_tokens(item)
+            say(f"{places(item.span)} · {tokens} tokens · {_edit_sentence(item, item.edit)}\n", EDIT)
         for one in item.shown:
-            tokens = _message_tokens(item, one)
-            unit = "token" if tokens == "1" else "tokens"
-            facts = [f"#{one.at}", one.role, f"turn {one.turn}", f"{tokens} {unit}", _marks(one)]
-            table.line((" · ".join(filter(None, facts)), f"bold {ROLES[one.role]}"))
-            table.console.print(full(one.message, one.tools), style="")
-            table.line(("", ""))
-    _view_footer(table, shown)
+            tokens = f"{_message_tokens(item, one)} tokens"
+            facts = [f"#{one.at}", one.role, f"turn {one.turn}", tokens, _marks(one)]
+            say(" · ".join(filter(None, facts)), f"bold {ROLES[one.role]}")
+            say(f"{full(one.message, one.tools)}\n")
+    _view_footer(shown)
 
 
-def _view_footer(table: Columns, shown: ShownView) -> None:
-    notices = shown.notices
-    for notice in notices[:MAX_REPAIRS]:
-        table.line((f"repaired when sent: {one_line(notice)}", "yellow"))
-    if len(notices) > MAX_REPAIRS:
-        table.line((f"… and {len(notices) - MAX_REPAIRS} more: see --json", "yellow"))
+def _view_footer(shown: ShownView) -> None:
+    for notice in shown.notices[:MAX_REPAIRS]:
+        say(f"repaired when sent: {one_line(notice)}", "yellow")
+    if len(shown.notices) > MAX_REPAIRS:
+        say(f"… and {len(shown.notices) - MAX_REPAIRS} more: see --json", "yellow")
     name = "" if shown.view == "main" else f" {one_line(shown.view)!r}"
     when = "" if shown.at is None else f" right after #{shown.at}"
     tokens = shown.tokens
     saved = saved_percent(tokens.recorded, tokens.shown)
     sizes = f"{plural(tokens.shown, 'token')} · recorded {tokens.recorded:,} · saved {saved} %"
     count = f"shows {plural(len(shown.shown), 'message')} for {shown.recorded_messages:,} recorded"
-    table.line((f"view{name}{when} {sizes} · {count}", "bold"), wrap=True)
+    say(f"view{name}{when} {sizes} · {count}", "bold")
 
 
 def _message(item: ShownItem, one: ShownMessage, indent: str) -> list[Cell]:
@@ -138,16 +127,13 @@ def _marks(one: ShownMessage) -> str:
     return " ".join(name for name, has in marks.items() if has)
 
 
-def _edit_sentence(item: ShownItem) -> str:
+def _edit_sentence(item: ShownItem, edit: EditRow) -> str:
     """Which edit it is, and what it hides."""
-    edit = item.edit
-    assert edit is not None
     kind = one_line(edit.kind)
     why = f": {one_line(edit.why)}" if edit.why else ""
-    if item.hidden == 0 and edit.kind == "restore":
-        return f"restored by #{edit.at}{why}"
     if item.hidden == 0:
-        return f"rewritten by #{edit.at} {kind}{why}"
+        done = f"restored by #{edit.at}" if edit.kind == "restore" else f"rewritten by #{edit.at} {kind}"
+        return done + why
     what = plural(item.recorded.messages, "message")
     if item.hidden < item.recorded.messages:
         what = f"{item.hidden:,} of {what}"
@@ -157,94 +143,79 @@ def _edit_sentence(item: ShownItem) -> str:
 
 def explanation(found: Explanation, conversation: str) -> None:
     """How it is shown, why it stays, and its edits, the newest first."""
-    table = Columns(Column("", 2), Column("", 0))
     if found.span is None:  # the line of an edit says it all
         how = HOW_SHOWN[found.shown].format(plural(found.tokens, "token"))
-        table.line((f"#{found.at} ({found.role}) {how}", "bold"))
+        say(f"#{found.at} ({found.role}) {how}", "bold")
     for reason in found.stays:
-        table.line((f"It stays: {reason}.", "green"))
+        say(f"It stays: {reason}.", "green")
     for edit in found.causes:
-        _cause(table, edit)
+        before, after = edit.tokens
+        about = f"#{edit.at} {one_line(edit.kind)} of {places(edit.span)}, {before:,} → {after:,} tokens"
+        say(f"{about}, {edit.state}", EDIT)
+        say(f"    {one_line(edit.why) or 'no reason was given'}")
     if not found.causes:
-        table.line(("No edit covers it.", ""))
+        say("No edit covers it.")
     if found.shown != "whole":
-        table.line((f"Read it: refold expand {quoted(conversation)} {found.at}", "dim"))
+        say(f"Read it: refold expand {quoted(conversation)} {found.at}", "dim")
 
 
 def savings(found: Sequence[EditSavings]) -> None:
     """What each batch of edits costs and saves, in order."""
-    table = Columns(
-        Column("edit", 8),
-        Column("removed", 8, is_right=True),
-        Column("rewritten", 12, is_right=True),
-        Column("pays after", 10, is_right=True),
-        Column("calls since", 11, is_right=True),
-        Column("saved", 10, is_right=True),
-        Column("why", 0),
-    )
-    if found:
-        table.head()
+    if not found:
+        say("No edit has an estimate yet: that takes a model whose prices are known.", "bold")
+        return
+    rows = list[list[Cell]]()
     for one in found:
         rewritten = one.worth.rewritten if one.rewritten is None else one.rewritten
         numbers = (f"{one.worth.removed:,}", f"{rewritten:,}", f"{one.worth.after:,.1f}", f"{one.calls:,}")
         saved = "unknown" if one.saved is None else f"${one.saved:,.4f}"
-        cells = [(cell, "") for cell in (*numbers, saved)]
-        table.line((f"#{one.at}", EDIT), *cells, (one_line(one.why), "dim"))
+        plain = [(text, "") for text in (*numbers, saved)]
+        rows.append([(f"#{one.at}", EDIT), *plain, (one_line(one.why), "dim")])
+    table(("edit", ">removed", ">rewritten", ">pays after", ">calls since", ">saved", "why"), rows)
     known = [one.saved for one in found if one.saved is not None]
-    if not found:
-        total = "No edit has an estimate yet: that takes a model whose prices are known."
-    elif known:
-        total = f"${sum(known):,.4f} saved so far, by the provider's own numbers."
+    if known:
+        say(f"${sum(known):,.4f} saved so far, by the provider's own numbers.", "bold")
     else:
-        total = "The savings are unknown: no usage was appended, or no prices are known."
-    table.line((total, "bold"))
-
-
-def _cause(table: Columns, edit: EditRow) -> None:
-    before, after = edit.tokens
-    about = f"#{edit.at} {one_line(edit.kind)} of {places(edit.span)}, {before:,} → {after:,} tokens"
-    table.line((f"{about}, {edit.state}", EDIT))
-    table.line(("", ""), (one_line(edit.why) or "no reason was given", ""), wrap=True)
+        say("The savings are unknown: no usage was appended, or no prices are known.", "bold")
 
 
 def diff(found: Diff) -> None:
     """What one view shows and the other does not, in order."""
-    everything = [*found.changes, *found.old.recorded, *found.new.recorded]
-    width = len(f"#{max([seen.at for seen in everything], default=0)}")
-    tokens = max((len(f"{seen.tokens:,}") for seen in everything), default=0)
-    table = Columns(Column("", 1), Column("", width), Column("", tokens, is_right=True), Column("", 9))
+    changes = [_change(one.sign, one) for one in found.changes]
+    old = [_change("-", one) for one in found.old.recorded]
+    new = [_change("+", one) for one in found.new.recorded]
+    columns = fitted(("", "", ">", "", ""), [*changes, *old, *new])
     if found.parted_at is not None:
         has_past = found.parted_at >= 0
-        table.line((f"They part after #{found.parted_at}" if has_past else "They share no events", "bold"))
-        for side, sign in ((found.old, "-"), (found.new, "+")):
-            recorded = plural(len(side.recorded), "message")
-            table.line((f"{one_line(side.conversation)} recorded {recorded} since", "bold"))
-            for seen in side.recorded:
-                _change(table, sign, seen)
-        table.line(("", ""))
-    for side, sign in ((found.old, "---"), (found.new, "+++")):
-        table.line((f"{sign} {_heading(side)}", "bold"))
+        say(f"They part after #{found.parted_at}" if has_past else "They share no events", "bold")
+        for side, rows in ((found.old, old), (found.new, new)):
+            say(f"{one_line(side.conversation)} recorded {plural(len(rows), 'message')} since", "bold")
+            for row in rows:
+                columns.row(row)
+        say("")
+    say(f"--- {_compared(found.old)}", "bold")
+    say(f"+++ {_compared(found.new)}", "bold")
     if not found:
-        table.line(("The two views show the same.", "bold"))
+        say("The two views show the same.", "bold")
         return
-    for is_shared, group in groupby(found.changes, lambda change: change.sign == " "):
-        changes = list(group)
-        if is_shared:
-            table.line((f"   … {len(changes):,} shown in both …", "dim"))
+    for sign, group in groupby(changes, lambda row: row[0][0]):
+        rows = list(group)
+        if sign == " ":
+            say(f"   … {len(rows):,} shown in both …", "dim")
             continue
-        for change in changes:
-            _change(table, change.sign, change)
+        for row in rows:
+            columns.row(row)
     counts = f"{len(found.removed):,} removed, {len(found.added):,} added"
-    table.line((f"{counts} · {found.old.tokens:,} → {found.new.tokens:,} tokens", "bold"))
+    say(f"{counts} · {found.old.tokens:,} → {found.new.tokens:,} tokens", "bold")
 
 
-def _heading(side: ComparedView) -> str:
+def _compared(side: ComparedView) -> str:
     when = "now" if side.at is None else f"right after #{side.at}"
     sizes = f"{plural(side.messages, 'message')} · {plural(side.tokens, 'token')}"
     return f"{one_line(side.conversation)} view {when} · {sizes}"
 
 
-def _change(table: Columns, sign: str, seen: ShownMessage) -> None:
+def _change(sign: str, seen: ShownMessage) -> list[Cell]:
     text = glance(seen.message, seen.tools, is_ours=seen.edit is not None)
-    cells = (sign, f"#{seen.at}", f"{seen.tokens:,}", seen.role, text)
-    table.line(*((cell, CHANGE_STYLES[sign]) for cell in cells))
+    style = CHANGE_STYLES.get(sign, "")
+    return [(cell, style) for cell in (sign, f"#{seen.at}", f"{seen.tokens:,}", seen.role, text)]

@@ -1,29 +1,41 @@
-"""Output: JSON for programs, tables for people; errors and progress on stderr."""
+"""Output: JSON for programs, text and tables for people; errors and progress on stderr."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from shutil import get_terminal_size
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 import typer
 
-from refold.cli.format import cell_width, clip, one_line, safe, wrapped
+from refold.cli.format import cell_width, clip, one_line, safe
 from refold.core.codec import dumps
 from refold.core.errors import RefoldError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 PIPED_COLUMNS = 120
 """The width of lines in a pipe."""
+MIN_LAST = 8
+"""The least width of a table's last column."""
+
+Value = TypeVar("Value")
+Cell: TypeAlias = tuple[str, str]
+"""A text and its style, such as `bold red`."""
 
 
 def emit(value: Any) -> None:
     """Prints the JSON document of a command."""
     typer.echo(dumps(value))
+
+
+def answer(value: Value, json: bool, show: Callable[[Value], None]) -> None:
+    """Prints what a command found: as JSON, or by the function that shows it to people."""
+    if json:
+        emit(value)
+    else:
+        show(value)
 
 
 def pretty(value: Any) -> bytes:
@@ -53,8 +65,8 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
 
 
-def say(text: str) -> None:
-    typer.echo(text)
+def say(text: str, style: str = "") -> None:
+    typer.echo(_styled(text, style))
 
 
 def say_all(text: str) -> None:
@@ -68,81 +80,78 @@ def complain(text: str) -> None:
     typer.echo(f"refold: {one_line(text)}", err=True)
 
 
-def console() -> "Console":
-    """Standard output, without markup."""
-    from rich.console import Console
-
-    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    plain = {"markup": False, "emoji": False, "highlight": False}
-    return Console(width=None if known else PIPED_COLUMNS, soft_wrap=True, **plain)  # type: ignore[arg-type]
-
-
-class Column(NamedTuple):
-    title: str
-    width: int
-    is_right: bool = False
-
-
-Cell = tuple[str, str]
-"""A text and its style."""
-
-
-def fitting(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, most: int = 24) -> list[Column]:
-    """Columns as wide as their content, up to `most`; a title that begins with > is right-aligned."""
-    columns = []
-    for n, title in enumerate(titles):
-        name = title.removeprefix(">")
-        widths = [cell_width(row[n][0]) for row in rows if n < len(row) - 1]
-        columns.append(Column(name, min(most, max([cell_width(name), *widths])), title != name))
-    return columns
+def _styled(text: str, style: str) -> str:
+    words = style.split()
+    if not text or not words or os.environ.get("NO_COLOR"):
+        return text
+    if words[-1] not in ("bold", "dim"):
+        text = typer.style(text, fg=words[-1], reset=False)
+    return typer.style(text, bold="bold" in words or None, dim="dim" in words or None)
 
 
 class Columns:
-    """A table that is printed line by line."""
+    """A table that is printed row by row.
 
-    def __init__(self, *columns: Column) -> None:
-        self.console = console()
-        self.columns = columns
-        self._width = self.console.width
+    A title that begins with > is right-aligned. The last cell of a row takes the rest of the line, and is cut
+    at its end unless `cuts` is off.
+    """
+
+    def __init__(self, titles: Sequence[str], widths: Sequence[int], *, cuts: bool = True) -> None:
+        self._titles = titles
+        self._widths = widths
+        self._cuts = cuts
+        self._line_width = _line_width()
 
     def head(self) -> None:
-        self.line(*((column.title, "dim") for column in self.columns))
+        self.row([(title.removeprefix(">"), "dim") for title in self._titles])
 
-    def line(self, *cells: Cell, wrap: bool = False) -> None:
-        """Prints a row. The last cell takes the rest of the line: it is cut, or wrapped."""
-        pieces = list[Cell]()
-        left = 0
-        for column, (cell, style) in zip(self.columns, cells[:-1], strict=False):
-            cell = clip(cell, column.width)
-            space = " " * (column.width - cell_width(cell))
-            pieces.append((f"{space}{cell}  " if column.is_right else f"{cell}{space}  ", style))
-            left += column.width + 2
+    def row(self, cells: Sequence[Cell]) -> None:
+        line = ""
+        left = self._line_width
+        for title, width, (cell, style) in zip(self._titles, self._widths, cells[:-1], strict=False):
+            text = clip(cell, width)
+            space = " " * (width - cell_width(text))
+            text = _styled(text, style)
+            line += f"{space}{text}  " if title.startswith(">") else f"{text}{space}  "
+            left -= width + 2
         last, style = cells[-1]
-        room = max(8, self._width - left)
-        first, *more = wrapped(last, room) if wrap else [clip(last, room)]
-        self._print([*pieces, (first, style)])
-        for line in more:
-            self._print([(" " * left + line, style)])
+        if self._cuts:
+            last = clip(last, max(MIN_LAST, left))
+        typer.echo((line + _styled(last, style)).rstrip())
 
-    def _print(self, pieces: Sequence[Cell]) -> None:
-        if self.console.color_system is None:  # much faster for pipes
-            sys.stdout.write("".join(text for text, _ in pieces).rstrip() + "\n")
-            return
-        from rich.text import Text
 
-        text = Text.assemble(*pieces)
-        text.rstrip()
-        self.console.print(text)
+def fitted(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, cuts: bool = True) -> Columns:
+    """Columns as wide as their content, up to a part of the line."""
+    most = max(16, min(48, _line_width() - 64))
+    widths = []
+    for n, title in enumerate(titles[:-1]):
+        texts = [title.removeprefix(">"), *(row[n][0] for row in rows if n < len(row) - 1)]
+        widths.append(min(most, max(map(cell_width, texts))))
+    return Columns(titles, widths, cuts=cuts)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]], *, cuts: bool = True) -> None:
+    """Prints a whole table, with its titles if there are any."""
+    rows = list(rows)
+    columns = fitted(titles, rows, cuts=cuts)
+    if any(titles):
+        columns.head()
+    for row in rows:
+        columns.row(row)
+
+
+def _line_width() -> int:
+    return get_terminal_size((PIPED_COLUMNS, 24)).columns
 
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Shows a bar on stderr, if that is a terminal. Yields a function to call as work is done.
+    """Shows a bar on stderr, if that is a terminal. Yields a function to call with the amount done since.
 
-    The function takes the amount done since its last call, or `done` and `total` as absolute numbers.
+    The function also takes `completed` and `total` as absolute numbers.
     """
     if not sys.stderr.isatty():
-        yield lambda amount=0, *, done=0, total=None: None
+        yield lambda amount=None, **absolute: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -150,9 +159,4 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
-
-        def advance(amount: int | None = None, *, done: int | None = None, total: int | None = None) -> None:
-            text = what if total is None else f"{what}, {done:,} of {total:,}"
-            bar.update(task, description=text, advance=amount, completed=done, total=total)
-
-        yield advance
+        yield lambda amount=None, **absolute: bar.update(task, advance=amount, **absolute)

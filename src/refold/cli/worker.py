@@ -11,7 +11,7 @@ import typer
 
 from refold.cli.format import one_line, plural
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl
-from refold.cli.terminal import Cell, Columns, complain, console, emit, fitting, say
+from refold.cli.terminal import Cell, complain, emit, say, table
 from refold.core.errors import SettingError
 from refold.summaries.queue import QueuedJob, WorkerSettings, queue_of
 
@@ -136,10 +136,7 @@ def jobs(
 def _print_jobs(found: list[QueuedJob]) -> None:
     rows = [_job_cells(job) for job in found[:MAX_JOBS]]
     titles = (">id", "status", "conversation", "view", "what", ">tries", ">age", "worker", "")
-    table = Columns(*fitting(titles, rows, most=max(12, console().width // 6)))
-    table.head()
-    for row in rows:
-        table.line(*row)
+    table(titles, rows)
     if len(found) > MAX_JOBS:
         say(f"… these are the newest {MAX_JOBS}; --json has all")
     if many := sum(job.status == "failed" for job in found):

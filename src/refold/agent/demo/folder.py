@@ -5,6 +5,7 @@ Hidden files, links, key files and generated folders (`node_modules` and the lik
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -54,10 +55,10 @@ class Folder:
         return self.list_files, self.read_file, self.grep
 
     def list_files(self, after: str = "") -> str:
-        """The files there are, some at a time, with their size.
+        """List the files and their sizes, some at a time.
 
         Args:
-            after: The last one that you have seen; else from the first on.
+            after: The last path of the listing before; default: from the first on.
         """
         paths = list(self.sizes)
         start = paths.index(self._known(after)) + 1 if after else 0
@@ -68,12 +69,12 @@ class Folder:
         return "\n".join([*rows, end])
 
     def read_file(self, path: str, first: int = 1, lines: int = 100) -> str:
-        """Some lines of a file, under one that says which.
+        """Read some lines of a file.
 
         Args:
-            path: As list_files has it.
+            path: As list_files prints it.
             first: The first line to read, counting from 1.
-            lines: How many.
+            lines: The number of lines.
         """
         all_lines = self._lines(path)
         start = max(0, first - 1)
@@ -82,29 +83,22 @@ class Folder:
         return "\n".join([head, *(line[:MAX_LINE_CHARS] for line in part)])
 
     def grep(self, text: str) -> str:
-        """Lines of any file that have a text in them, with their file and number.
+        """Find the lines of any file that contain a text.
 
         Args:
             text: What to look for, letter by letter.
         """
-        hits = list(islice(self._hits(text), MAX_HITS + 1)) if text else []
-        if len(hits) > MAX_HITS:
-            hits[MAX_HITS:] = ["There are more."]
-        return "\n".join(hits) or "No line has it."
-
-    def _hits(self, text: str) -> Iterator[str]:
-        left = MAX_SEARCHED_BYTES
+        hits: list[str] = []
+        searched = 0
         for path, size in self.sizes.items():
-            if left <= 0:
-                return
-            left -= min(size, MAX_BYTES)
-            try:
-                lines = self._lines(path)
-            except OSError:  # it was deleted meanwhile
-                continue
-            for n, line in enumerate(lines, 1):
-                if text in line:
-                    yield f"{path}:{n}: {line.strip()[:MAX_LINE_CHARS]}"
+            if searched > MAX_SEARCHED_BYTES or len(hits) > MAX_HITS:
+                break
+            searched += size
+            with suppress(OSError):  # it was deleted meanwhile
+                for n, line in enumerate(self._lines(path), 1):
+                    if text in line:
+                        hits.append(f"{path}:{n}: {line.strip()[:MAX_LINE_CHARS]}")
+        return "\n".join(hits[:MAX_HITS]) or "No line has it."
 
     def _known(self, path: str) -> str:
         if path not in self.sizes:
@@ -119,24 +113,21 @@ class Folder:
 def _text_files(root: Path) -> Iterator[tuple[str, int]]:
     """Paths and sizes. Links and other file systems are not followed."""
     for folder, folders, names in islice(os.walk(root), MAX_FOLDERS):
-        wanted = [name for name in folders if _is_wanted(name) and not os.path.ismount(Path(folder, name))]
-        folders[:] = sorted(wanted)
-        for name in sorted(names):
+        folders[:] = sorted(
+            name for name in folders if _is_wanted(name) and not os.path.ismount(Path(folder, name))
+        )
+        for name in sorted(filter(_is_wanted, names)):
             path = Path(folder, name)
-            if not _is_wanted(name) or name.lower().endswith(SECRET):
-                continue
-            if path.is_symlink() or not path.is_file():
-                continue
-            try:
-                size = path.stat().st_size
+            with suppress(OSError):  # it may not be read
+                is_file = path.is_file() and not path.is_symlink()
+                size = path.stat().st_size if is_file else 0
                 if size and _is_text(path):  # some empty system files would block their reader
                     yield path.relative_to(root).as_posix(), size
-            except OSError:  # it may not be read
-                continue
 
 
 def _is_wanted(name: str) -> bool:
-    return not name.startswith(".") and name.lower() not in SKIPPED and name.isprintable()
+    is_hidden = name.startswith(".") or name.lower() in SKIPPED or not name.isprintable()
+    return not is_hidden and not name.lower().endswith(SECRET)
 
 
 def _is_text(path: Path) -> bool:

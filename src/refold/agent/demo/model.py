@@ -8,12 +8,12 @@ expands and quotes.
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from refold.core.expiry import EXPAND, SEARCH
 from refold.testing.stand_in import Reply, StandIn
 
-NAME = "demo"
 LIKE = "gpt-5"
 """The model whose tokens and prices it has."""
 QUESTION = "In {path} there is one line with `{word}` in it. What does it say, exactly?"
@@ -59,11 +59,10 @@ class ScriptedReader:
         self.requests += 1
         messages = request["messages"]
         calls = list(_calls(messages))
-        users = [n for n, message in enumerate(messages) if message["role"] == "user"]
-        question = _QUESTION.match(str(messages[users[-1]]["content"]))
+        tasks = [message["content"] for message in messages if message["role"] == "user"]
+        question = _QUESTION.match(str(tasks[-1]))
         if question is not None:
-            since = len(list(_calls(messages[: users[-1]])))
-            return _answer(question["path"], question["word"], calls, since)
+            return _answer(question["path"], question["word"], calls)
         if self.requests > self.steps:
             last = _last_path(calls)
             return f"I have read as far as {last}." if last else "There was nothing to read."
@@ -86,46 +85,34 @@ class ScriptedReader:
 
     def _next_file(self, path: str, calls: Sequence[VisibleCall]) -> tuple[str, dict[str, Any]]:
         """The first file worth reading in a new listing, or after `path` in it; else the next listing."""
-        listings = [call for call in calls if call.tool == "list_files" and call.result]
-        listed = _LISTED.findall(listings[-1].result) if listings else []
+        listings = [call.result for call in calls if call.tool == "list_files" and call.result]
+        listed = _LISTED.findall(listings[-1]) if listings else []
         if path in listed:
             following = listed[listed.index(path) + 1 :]
         elif calls and calls[-1].tool == "list_files":
             following = listed
-        else:
-            return _list_after(path)
+        else:  # the listing that has it is no longer in view
+            return "list_files", {"after": path} if path else {}
         for one in following:
             if not SKIPPED.search(one):
                 return "read_file", {"path": one, "lines": self.page_lines}
-        return _list_after(listed[-1] if listed else "")
+        return "list_files", {"after": listed[-1]} if listed else {}
 
 
-def _list_after(path: str) -> tuple[str, dict[str, Any]]:
-    if not path:
-        return "list_files", {}
-    return "list_files", {"after": path}
-
-
-def _answer(path: str, word: str, calls: Sequence[VisibleCall], since: int) -> Reply | str:
-    """`since` is how many calls were made before the question."""
-    tried = [call for call in calls[since:] if call.tool in (SEARCH, EXPAND)]
-    if tried:
-        calls = calls[since:]
+def _answer(path: str, word: str, calls: Sequence[VisibleCall]) -> Reply | str:
+    """The line, if a page of the file or an expansion shows it; else a search, else an expansion."""
     for call in calls:
-        if call.tool != EXPAND and (call.tool != "read_file" or call.arguments.get("path") != path):
-            continue
-        for line in call.result.splitlines()[1:]:
-            if word in line:
-                return f"It says: {line.strip()}"
-    if not tried:
+        if call.tool == EXPAND or (call.tool == "read_file" and call.arguments.get("path") == path):
+            for line in call.result.splitlines()[1:]:
+                if word in line:
+                    return f"It says: {line.strip()}"
+    searches = [call.result for call in calls if call.tool == SEARCH]
+    if not searches:
         return Reply(calls=((SEARCH, {"query": f"{word} tool:read_file"}),))
-    expanded = [call.arguments.get("at") for call in tried if call.tool == EXPAND]
-    for call in tried:
-        if call.tool != SEARCH:
-            continue
-        for hit in map(int, _HIT.findall(call.result)):
-            if hit not in expanded:
-                return Reply(calls=((EXPAND, {"at": hit, "match": word}),))
+    expanded = [call.arguments.get("at") for call in calls if call.tool == EXPAND]
+    for hit in map(int, _HIT.findall(searches[-1])):
+        if hit not in expanded:
+            return Reply(calls=((EXPAND, {"at": hit, "match": word}),))
     return "I cannot find it."
 
 
@@ -137,7 +124,7 @@ class DemoModel(StandIn):
         self.window = window
         self.max_output = window // 8
         reader = ScriptedReader(steps, max(MIN_LINES, int(PAGE * window / LINE)))
-        super().__init__(reader, window=window, max_output=self.max_output, name=NAME, like=LIKE)
+        super().__init__(reader, window=window, max_output=self.max_output, name="demo", like=LIKE)
         self.keep = 1
         self._before: Sequence[str] = ()
         prune = {"protect": window // 8, "minimum": window // 16, "keep_steps": 2}
@@ -147,15 +134,12 @@ class DemoModel(StandIn):
 
     def __call__(self, request: dict[str, Any], /) -> dict[str, Any]:
         answer = super().__call__(request)
-        written = [json.dumps(part) for part in (request.get("tools"), *request["messages"])]
-        same = 0
-        for before, now in zip(self._before, written, strict=False):
-            if before != now:
-                break
-            same += len(now)
-        self._before = written
+        parts = [json.dumps(part) for part in (request.get("tools"), *request["messages"])]
+        pairs = zip(self._before, parts, strict=False)
+        same = [new for _, new in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        self._before = parts
         usage = answer["usage"]
-        sent_before = int(usage["prompt_tokens"] * same / sum(map(len, written)))
+        sent_before = int(usage["prompt_tokens"] * sum(map(len, same)) / sum(map(len, parts)))
         usage["prompt_tokens_details"]["cached_tokens"] = cached_tokens(sent_before)
         return answer
 

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 import refold
-from refold.agent import Agent, Asked, Failed, Replied, Result
+from refold.agent import Agent, Failed, Replied, Result
 from refold.agent.demo.folder import Folder
 from refold.agent.demo.model import LIKE, QUESTION, DemoModel, cached_tokens
 from refold.agent.events import AgentEvent
 from refold.core.errors import RefoldError
 from refold.core.event import Replaced, Said
 from refold.core.expiry import EXPAND, SEARCH
-from refold.core.message import ToolCall, ToolResult, Usage
+from refold.core.message import ToolResult, Usage
 from refold.models.limits import find
 from refold.session.session import Session
 from refold.stores.store import Store
@@ -49,14 +49,6 @@ class Question(msgspec.Struct, frozen=True):
     """The view no longer shows it."""
 
 
-class StageEdits(msgspec.Struct, frozen=True):
-    """What one stage of the compaction did before a step."""
-
-    stage: str
-    edits: int
-    tokens_saved: int
-
-
 class DemoStep(msgspec.Struct, frozen=True):
     """One call of the model. Sizes are in tokens."""
 
@@ -72,18 +64,16 @@ class DemoStep(msgspec.Struct, frozen=True):
     cached: int
     """Tokens of the request that the provider's cache had."""
     output: int
-    edits: tuple[StageEdits, ...] = ()
+    saved: dict[str, int]
+    """By each stage of the compaction right before the step."""
 
 
 class DemoResult(msgspec.Struct, frozen=True):
     """The outcome of a demo. Sizes are in tokens."""
 
     folder: str
-    files: int
     conversation: str
     window: int
-    room: int
-    """The window without the room for the output."""
     steps: tuple[DemoStep, ...]
     recorded: int
     most_sent: int
@@ -94,9 +84,8 @@ class DemoResult(msgspec.Struct, frozen=True):
     sent_without: int
     """By all steps together without refold, in an unlimited window."""
     cost: float
-    """USD at the prices of the model `prices`, including its prices for cached tokens."""
+    """USD, including the prices for cached tokens."""
     cost_without: float
-    prices: str
     question: Question | None
     answer: str
     is_right: bool
@@ -120,13 +109,14 @@ def run_demo(
     """Lets the model read, then asks it a question. Calls `on_step` after each step."""
     with refold.open(conversation, store=store, config=model.config) as session:
         recorder = StepRecorder(session, on_step)
+        most_steps = model.steps + ANSWER_STEPS
         agent = Agent(
             "demo",
             model,
             folder.tools,
             config=model.config,
             store=store,
-            max_steps=model.steps + ANSWER_STEPS,
+            max_steps=most_steps,
             on_event=recorder,
         )
         _text_of(agent.run(TASK, conversation=conversation))
@@ -140,21 +130,22 @@ def run_demo(
     steps = recorder.steps
     room = model.window - model.max_output
     tools = [step.tool for step in steps[reading_steps:] if step.tool in (SEARCH, EXPAND)]
+    without = [0, *(step.recorded for step in steps)]  # each request begins with all of the one before it
     return DemoResult(
         folder=str(folder.root),
-        files=len(folder.sizes),
         conversation=conversation,
         window=model.window,
-        room=room,
         steps=tuple(steps),
         recorded=steps[-1].recorded + steps[-1].output,
         most_sent=max(step.sent for step in steps),
         ended_without=next((step.step for step in steps if step.recorded > room), None),
         sent=sum(step.sent for step in steps),
-        sent_without=sum(step.recorded for step in steps),
-        cost=_cost([Usage(step.sent, step.output, cache_read=step.cached) for step in steps]),
-        cost_without=_cost(_usage_without(steps)),
-        prices=LIKE,
+        sent_without=sum(without),
+        cost=sum(_price(step.sent, step.cached, step.output) for step in steps),
+        cost_without=sum(
+            _price(step.recorded, cached_tokens(before), step.output)
+            for before, step in zip(without, steps, strict=False)
+        ),
         question=question,
         answer=answer,
         is_right=question is not None and question.line in answer,
@@ -192,7 +183,7 @@ def _lines(read: list[tuple[int, ToolResult]]) -> Iterator[tuple[int, str, str]]
                 yield at, path, line
 
 
-def _own_word(line: str, texts: list[str]) -> str | None:
+def _own_word(line: str, texts: Sequence[str]) -> str | None:
     """A word that only this line has: names before numbers, the longest first."""
     words: set[str] = {*_WORD.findall(line)}
     for word in sorted(words, key=lambda word: (word[0].isdigit(), -len(word), word)):
@@ -207,81 +198,56 @@ def _text_of(result: Result) -> str:
     return result.text
 
 
-def _usage_without(steps: Sequence[DemoStep]) -> list[Usage]:
-    """The usage of each step without refold: every request begins with all of the one before it."""
-    usages: list[Usage] = []
-    before = 0
-    for step in steps:
-        usages.append(Usage(step.recorded, step.output, cache_read=cached_tokens(before)))
-        before = step.recorded
-    return usages
-
-
-def _cost(usages: Sequence[Usage]) -> float:
-    return sum(map(find(LIKE, {}).limits.price, usages))
+def _price(input: int, cached: int, output: int) -> float:
+    return find(LIKE, {}).limits.price(Usage(input, output, cache_read=cached))
 
 
 class StepRecorder:
-    """Makes a `DemoStep` of each call of the model, while the record is as it was at that moment."""
+    """Makes a `DemoStep` of each reply, from the events since the reply before it."""
 
     def __init__(self, session: Session, on_step: Callable[[DemoStep], None]) -> None:
         self.steps: list[DemoStep] = []
         self._session = session
         self._on_step = on_step
         self._next_place = 0
-        self._recorded_tokens = 0
-        self._tool_tokens: int | None = None
-        """Tokens of a request besides its messages."""
-        self._edits: tuple[StageEdits, ...] = ()
+        self._recorded = 0
+        """Tokens of all messages, and of the tools."""
 
     def __call__(self, event: AgentEvent) -> None:
-        match event:
-            case Asked():
-                self._edits = self._read_events()
-            case Replied():
-                before = self._recorded_tokens
-                self._read_events()
-                self.steps.append(self._step(before))
-                self._on_step(self.steps[-1])
-
-    def _read_events(self) -> tuple[StageEdits, ...]:
-        """Reads the new events, and returns the edits among them."""
-        found: dict[str, StageEdits] = {}
-        for event in self._session.events(self._next_place):
-            self._next_place = event.at + 1
-            match event:
-                case Said(line=line):
-                    self._recorded_tokens += line.tokens
-                    self._newest = event
+        if not isinstance(event, Replied):
+            return
+        said: list[Said] = []
+        saved: dict[str, int] = {}
+        for new in self._session.events(self._next_place):
+            self._next_place = new.at + 1
+            match new:
+                case Said():
+                    said.append(new)
                 case Replaced(kind=stage, tokens=(before, after)):
-                    so_far = found.get(stage, StageEdits(stage, 0, 0))
-                    found[stage] = StageEdits(stage, so_far.edits + 1, so_far.tokens_saved + before - after)
-        return tuple(found.values())
-
-    def _step(self, recorded: int) -> DemoStep:
-        message = self._newest.message
-        usage = message.usage or Usage(0)
-        if self._tool_tokens is None:  # nothing is hidden yet
-            self._tool_tokens = usage.input - recorded
-        call = next(iter(message.calls), None)
-        return DemoStep(
+                    saved[stage] = saved.get(stage, 0) + before - after
+        *others, reply = said
+        usage = reply.message.usage or Usage(0)
+        self._recorded += sum(one.line.tokens for one in others)
+        if not self.steps:  # nothing is hidden yet, so what was not recorded are the tools
+            self._recorded = usage.input
+        call = next(iter(reply.message.calls), None)
+        step = DemoStep(
             step=len(self.steps) + 1,
             tool=call.tool if call else "",
-            argument=_argument(call) if call else message.text,
-            recorded=recorded + self._tool_tokens,
+            argument=_argument(call.input) if call else reply.message.text,
+            recorded=self._recorded,
             sent=usage.input,
             cached=usage.cache_read,
             output=usage.output,
-            edits=self._edits,
+            saved=saved,
         )
+        self._recorded += reply.line.tokens
+        self.steps.append(step)
+        self._on_step(step)
 
 
-def _argument(call: ToolCall) -> str:
+def _argument(written: str) -> str:
     """The arguments of a call in a few words."""
-    arguments = msgspec.json.decode(call.input)
-    lines = f":{arguments['first']}" if "first" in arguments else ""
-    words: list[str] = []
-    for name, value in arguments.items():
-        if name not in ("first", "lines"):
-            words.append(f"#{value}" if isinstance(value, int) else str(value))
-    return " ".join(words) + lines
+    arguments = msgspec.json.decode(written)
+    arguments.pop("lines", None)
+    return " ".join(map(str, arguments.values()))
