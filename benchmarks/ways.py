@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from refold.cli.bench.charges import SUMMARY_TOKENS, Charges
-from refold.cli.bench.cost import OtherWay, Way
+from refold.cli.bench.cost import SUMMARY_TOKENS, Charges, NextRequest, Way
 from refold.cli.bench.trace import Json
 
 TRIGGER = 20_000
@@ -13,27 +12,32 @@ KEEP_MESSAGES = 20
 CLEARED = "[cleared]"
 
 
-def mask_results(messages: Sequence[Json], charges: Charges) -> Sequence[Json]:
-    """Clear all but the newest results, in every request."""
-    return _cleared(messages, len(messages))
+def mask_results(charges: Charges) -> NextRequest:
+    """Clears all but the newest results, in every request."""
+    return lambda messages: _cleared(messages, len(messages))
 
 
-def newest_messages(messages: Sequence[Json], charges: Charges) -> Sequence[Json]:
-    """Send the system text, the first request of the user and the newest messages."""
-    head = _head(messages)
-    first = _whole_step(messages, max(len(head), len(messages) - KEEP_MESSAGES))
-    return [*head, *messages[first:]]
+def newest_messages(charges: Charges) -> NextRequest:
+    """Sends the system text, the first request of the user and the newest messages."""
+
+    def newest(messages: Sequence[Json]) -> Sequence[Json]:
+        head = _head(messages)
+        first = _whole_step(messages, max(len(head), len(messages) - KEEP_MESSAGES))
+        return [*head, *messages[first:]]
+
+    return newest
 
 
 class ClearResults:
     """Clears old results all at once, whenever the request is too large."""
 
-    def __init__(self) -> None:
+    def __init__(self, charges: Charges) -> None:
+        self._charges = charges
         self._until = 0
 
-    def __call__(self, messages: Sequence[Json], charges: Charges) -> Sequence[Json]:
+    def __call__(self, messages: Sequence[Json]) -> Sequence[Json]:
         shown = _cleared(messages, self._until)
-        if charges.size(shown) > TRIGGER:
+        if self._charges.size(shown) > TRIGGER:
             self._until = len(messages)
             shown = _cleared(messages, self._until)
         return shown
@@ -42,16 +46,17 @@ class ClearResults:
 class SummarizeOldest:
     """Summarizes all but the newest messages, whenever the request is too large."""
 
-    def __init__(self) -> None:
+    def __init__(self, charges: Charges) -> None:
+        self._charges = charges
         self._summary: list[Json] = []
         self._from = 0
 
-    def __call__(self, messages: Sequence[Json], charges: Charges) -> Sequence[Json]:
+    def __call__(self, messages: Sequence[Json]) -> Sequence[Json]:
         head = _head(messages)
         shown = [*head, *self._summary, *messages[max(len(head), self._from) :]]
-        if charges.size(shown) <= TRIGGER:
+        if self._charges.size(shown) <= TRIGGER:
             return shown
-        charges.summarize(shown)
+        self._charges.summarize(shown)
         words = " ".join(f"word{len(messages)}x{n}" for n in range(SUMMARY_TOKENS // 4))
         self._summary = [{"role": "user", "content": f"What happened before: {words}"}]
         self._from = _whole_step(messages, max(len(head), len(messages) - KEEP_MESSAGES // 2))
@@ -77,17 +82,9 @@ def _cleared(messages: Sequence[Json], until: int) -> list[Json]:
     return [{**message, "content": CLEARED} if n in old else message for n, message in enumerate(messages)]
 
 
-def _mask_results() -> Way:
-    return mask_results
-
-
-def _newest_messages() -> Way:
-    return newest_messages
-
-
 OTHERS = [
-    OtherWay("mask old results in every step", _mask_results),
-    OtherWay(f"the newest {KEEP_MESSAGES} messages", _newest_messages),
-    OtherWay(f"clear old results above {TRIGGER:,}", ClearResults),
-    OtherWay(f"summarize above {TRIGGER:,}", SummarizeOldest),
+    Way("mask old results in every step", mask_results),
+    Way(f"the newest {KEEP_MESSAGES} messages", newest_messages),
+    Way(f"clear old results above {TRIGGER:,}", ClearResults),
+    Way(f"summarize above {TRIGGER:,}", SummarizeOldest),
 ]

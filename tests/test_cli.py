@@ -1125,9 +1125,9 @@ def test_a_reader_that_goes_away_is_no_error(chat):
 
 
 def test_a_terminal_without_unicode_gets_escapes(chat):
-    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    env = os.environ | {"PYTHONIOENCODING": "latin-1"}
     args = [sys.executable, "-m", "refold", "show", "task-42", "--store", STORE]
-    done = subprocess.run(args, capture_output=True, text=True, env=env)
+    done = subprocess.run(args, capture_output=True, encoding="latin-1", env=env)
     assert done.returncode == 0
     assert "\\u2190 ls: file5" in done.stdout
 

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 import refold
 from refold.cli import app
-from refold.cli.bench.charges import MIN_CACHED, SUMMARY_TOKENS, Charges
-from refold.cli.bench.cost import DEFAULT, WAYS, WITH_ECONOMY, replay
+from refold.cli.bench.cost import DEFAULT, MIN_CACHED, SUMMARY_TOKENS, WAYS, WITH_ECONOMY, Charges, replay
 from refold.cli.bench.recorded import load
 from refold.cli.bench.trace import Trace
 from refold.core.errors import SettingError
@@ -66,11 +65,12 @@ def test_sending_everything_costs_what_sending_everything_costs():
 @pytest.mark.parametrize("way", [APPEND_ONLY, *ways.OTHERS], ids=lambda way: way.name)
 def test_what_others_send_is_a_request_that_a_provider_takes_and_has_the_task(way):
     """A straw man would prove nothing."""
-    trace, charges, keep = talk(120), Charges(MODEL), way.begin()
+    trace, charges = talk(120), Charges(MODEL)
+    keep = way.begin(charges)
     sizes = []
     for n, message in enumerate(trace.messages):
         if message["role"] == "assistant":
-            sent = list(keep(trace.messages[:n], charges))
+            sent = list(keep(trace.messages[:n]))
             charges.send(sent)
             assert not check_request("openai-chat", {"messages": sent})
             assert trace.messages[1] in sent
@@ -79,9 +79,9 @@ def test_what_others_send_is_a_request_that_a_provider_takes_and_has_the_task(wa
 
 
 def test_a_summary_of_others_is_paid_for():
-    charges, keep = Charges(MODEL), ways.SummarizeOldest()
+    charges = Charges(MODEL)
     said = talk(120).messages
-    keep(said[:-1], charges)
+    ways.SummarizeOldest(charges)(said[:-1])
     assert charges.summaries_usd > SUMMARY_TOKENS * find(MODEL).limits.output / 1e6
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import refold
 from refold.agent.demo import folder as limits
-from refold.agent.demo.folder import LISTED_FILES, Folder
-from refold.agent.demo.model import QUESTION, DemoModel, ScriptedReader
+from refold.agent.demo.folder import Folder
+from refold.agent.demo.model import QUESTION, DemoModel, ScriptedReader, reading_plan
 from refold.agent.demo.run import choose_folder, run_demo
 from refold.cli import app
 from refold.core.errors import NotFoundError, SettingError
@@ -44,7 +44,7 @@ def filled(root, files=24, lines=90):
 def shown(tmp_path_factory):
     """A whole demo: its folder, its model with all that it was sent, its store and what came of it."""
     root = filled(tmp_path_factory.mktemp("folder"))
-    model, store, steps = DemoModel(STEPS, WINDOW), open_store("memory://"), []
+    model, store, steps = DemoModel(Folder(root), STEPS, WINDOW), open_store("memory://"), []
     model.keep = None
     outcome = run_demo(Folder(root), model, store, "demo", steps.append)
     return root, model, store, outcome, steps
@@ -86,7 +86,6 @@ def test_it_goes_on_far_beyond_the_step_at_which_it_would_have_ended(shown):
     ]
     assert outcome.recorded > 3 * WINDOW
     assert outcome.sent < outcome.sent_without
-    assert outcome.cost < outcome.cost_without
 
 
 def test_until_something_is_hidden_what_is_sent_is_what_was_said(shown):
@@ -123,10 +122,9 @@ def test_the_steps_are_told_as_they_happen_and_have_the_edits_of_the_record(show
 
 def test_the_same_folder_gives_the_same_steps(shown):
     root, _, _, outcome, _ = shown
-    again = run_demo(
-        Folder(root), DemoModel(STEPS, WINDOW), open_store("memory://"), "demo", lambda step: None
-    )
-    assert again == outcome
+    folder = Folder(root)
+    model = DemoModel(folder, STEPS, WINDOW)
+    assert run_demo(folder, model, open_store("memory://"), "demo", lambda step: None) == outcome
 
 
 # The model
@@ -145,46 +143,25 @@ def called(tool, given, result):
     ]
 
 
-def next_call(*messages):
-    ((tool, given),) = ScriptedReader(100, 100)(asked(*messages)).calls
-    return tool, given
+def test_it_reads_page_after_page_and_searches_for_what_a_file_defines(tmp_path):
+    (tmp_path / "a.lock").write_text("not worth reading")
+    (tmp_path / "b.py").write_text("import sys\ndef function():\n" + "    pass\n" * 200)
+    (tmp_path / "c.txt").write_text("words")
+    calls = list(reading_plan(Folder(tmp_path), 100))
+    pages = [("read_file", {"path": "b.py", "first": first, "lines": 100}) for first in (1, 101)]
+    rest = ("read_file", {"path": "c.txt", "first": 1, "lines": 100})
+    assert calls == [*pages, ("grep", {"text": "function"}), rest]
 
 
-LISTING = "90 bytes: a.lock\n90 bytes: b.svg\n80 bytes: c.txt\n70 bytes: d.txt\n9 more"
-
-
-def test_it_reads_what_the_listing_says_is_worth_it():
-    assert next_call() == ("list_files", {})
-    assert next_call(*called("list_files", {}, LISTING))[1]["path"] == "c.txt"
-    nothing = "\n".join(LISTING.splitlines()[:2])
-    assert next_call(*called("list_files", {}, nothing)) == ("list_files", {"after": "b.svg"})
-
-
-def test_it_looks_for_what_it_found_in_a_file_and_goes_on_where_the_file_does():
-    listed = called("list_files", {}, LISTING)
-    code = called("read_file", {"path": "c.txt"}, "c.txt: lines 1-2 of 2\nclass Widget:\n    pass")
-    assert next_call(*listed, *code) == ("grep", {"text": "Widget"})
-    long = called("read_file", {"path": "c.txt"}, "c.txt: lines 1-100 of 140\nwords")
-    assert next_call(*listed, *long)[1]["first"] == 101
-    plain = called("read_file", {"path": "c.txt"}, "c.txt: lines 1-1 of 1\nwords")
-    assert next_call(*listed, *plain)[1]["path"] == "d.txt"
-
-
-def test_it_asks_for_the_rest_of_a_listing_that_it_no_longer_sees():
-    reduced = called("list_files", {}, "[refold #4 list_files: 90 tokens; 3 shown]")
-    read = called("read_file", {"path": "c.txt"}, "c.txt: lines 1-1 of 1\nwords")
-    for listed in ([], reduced):
-        assert next_call(*listed, *read) == ("list_files", {"after": "c.txt"})
-
-
-def test_it_answers_from_view_where_it_can_and_says_so_where_it_cannot_at_all():
+def test_it_answers_from_view_where_it_can_and_says_so_where_it_cannot_at_all(tmp_path):
+    reader = ScriptedReader(Folder(tmp_path), 0, 100)
     question = {"role": "user", "content": QUESTION.format(path="c.txt", word="Widget")}
     read = called("read_file", {"path": "c.txt"}, "c.txt: lines 1-1 of 1\nWidget = 4")
-    assert ScriptedReader(0, 100)(asked(*read, question)) == "It says: Widget = 4"
-    ((tool, _),) = ScriptedReader(0, 100)(asked(question)).calls
+    assert reader(asked(*read, question)) == "It says: Widget = 4"
+    ((tool, _),) = reader(asked(question)).calls
     assert tool == SEARCH
     vain = called(SEARCH, {"query": "Widget"}, "Nothing was found.")
-    assert ScriptedReader(0, 100)(asked(question, *vain)) == "I cannot find it."
+    assert reader(asked(question, *vain)) == "I cannot find it."
 
 
 @pytest.mark.filterwarnings("ignore:The model 'no-such-model'")
@@ -196,16 +173,6 @@ def test_a_stand_in_counts_and_costs_like_the_model_it_is_like():
 
 
 # The folder
-
-
-def test_the_listing_comes_in_pages_and_has_every_file_once(tmp_path):
-    folder = Folder(filled(tmp_path, files=2 * LISTED_FILES + 5, lines=1))
-    paths, page = [], folder.list_files()
-    while found := re.findall(r"^\d+ bytes: (.+)$", page, re.MULTILINE):
-        assert len(found) <= LISTED_FILES
-        paths += found
-        page = folder.list_files(after=paths[-1])
-    assert sorted(paths) == sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.py"))
 
 
 def test_hidden_files_links_keys_and_what_tools_fill_are_left_out(tmp_path):
@@ -229,7 +196,7 @@ def test_only_text_is_listed_and_read(tmp_path):
     assert folder.read_file("b.txt") == "b.txt: lines 1-1 of 1\ncaf\ufffd"
     assert folder.grep("caf") == "b.txt:1: caf\ufffd"
     for path in ("a.bin", "../b.txt"):
-        with pytest.raises(NotFoundError, match="list_files"):
+        with pytest.raises(NotFoundError, match="no file"):
             folder.read_file(path)
 
 
@@ -252,8 +219,8 @@ def test_a_file_that_is_gone_by_the_time_it_is_read_stops_nothing(tmp_path):
     folder = Folder(filled(tmp_path))
     for path in list(folder.sizes)[1:6]:
         (tmp_path / path).unlink()
-    outcome = run_demo(folder, DemoModel(STEPS, WINDOW), open_store("memory://"), "demo", lambda step: None)
-    assert outcome.is_right
+    model = DemoModel(folder, STEPS, WINDOW)
+    assert run_demo(folder, model, open_store("memory://"), "demo", lambda step: None).is_right
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is closed to this user")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from uuid import uuid4
 
 from refold.agent.events import AgentEvent, Ended, Result
@@ -29,6 +29,9 @@ COMPACT_AFTER = 100
 KEEP_RECENT = 20
 TARGET = 0.5
 """The share of the threshold that a compaction leaves."""
+
+Task: TypeAlias = str | Message
+Override: TypeAlias = Mapping[str, Any] | None
 
 
 class Agent:
@@ -121,37 +124,21 @@ class Agent:
             raise SettingError(place, "is not set; set it there, or pass from_config(…, model=…)")
         return cls(key, chosen, config=loaded, **given)
 
-    def run(
-        self,
-        task: str | Message,
-        *,
-        conversation: str | None = None,
-        override: Mapping[str, Any] | None = None,
-    ) -> Result:
+    def run(self, task: Task, *, conversation: str | None = None, override: Override = None) -> Result:
         """Works on a task until it is done or a limit is reached. See `arun`."""
         return asyncio.run(self.arun(task, conversation=conversation, override=override))
 
-    async def arun(
-        self,
-        task: str | Message,
-        *,
-        conversation: str | None = None,
-        override: Mapping[str, Any] | None = None,
-    ) -> Result:
+    async def arun(self, task: Task, *, conversation: str | None = None, override: Override = None) -> Result:
         """The async form of `run`.
 
         A `conversation` that exists is continued. If its latest task is this one, the run continues at the
         step where that one stopped, or returns its answer; otherwise the task is appended. `override` beats
         the settings in this run and its sub-agents (see `refold.open`).
         """
-        return await self.work(task, conversation, self.callbacks, override=override)
+        return await self.work(task, conversation, self.callbacks, override)
 
     def stream(
-        self,
-        task: str | Message,
-        *,
-        conversation: str | None = None,
-        override: Mapping[str, Any] | None = None,
+        self, task: Task, *, conversation: str | None = None, override: Override = None
     ) -> Iterator[AgentEvent]:
         """The events of a run as they happen. The last one is `Ended`, with the result."""
         with asyncio.Runner() as runner:
@@ -164,11 +151,7 @@ class Agent:
                 yield event
 
     async def astream(
-        self,
-        task: str | Message,
-        *,
-        conversation: str | None = None,
-        override: Mapping[str, Any] | None = None,
+        self, task: Task, *, conversation: str | None = None, override: Override = None
     ) -> AsyncIterator[AgentEvent]:
         """The async form of `stream`. Closing the iterator cancels the run."""
         events = asyncio.Queue[AgentEvent | None]()
@@ -178,7 +161,7 @@ class Agent:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         callbacks = (*self.callbacks, put)
-        run = asyncio.create_task(self.work(task, conversation, callbacks, override=override))
+        run = asyncio.create_task(self.work(task, conversation, callbacks, override))
         run.add_done_callback(lambda _: put(None))
         try:
             while (event := await events.get()) is not None:
@@ -191,11 +174,11 @@ class Agent:
 
     async def work(
         self,
-        task: str | Message,
+        task: Task,
         conversation: str | None,
         callbacks: Sequence[OnEvent],
+        override: Override,
         parent: AgentRun | None = None,
-        override: Mapping[str, Any] | None = None,
     ) -> Result:
         """One run, for a caller or for a parent run. The view is pruned when it ends, also after an error."""
         if not isinstance(task, Message):

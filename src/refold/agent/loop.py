@@ -18,7 +18,6 @@ from refold import telemetry
 from refold.agent.events import Asked, Heard, Ran, Replied, Result, Waited
 from refold.agent.run_lease import RunLease
 from refold.agent.steps import (
-    Action,
     Actions,
     Chat,
     End,
@@ -28,6 +27,7 @@ from refold.agent.steps import (
     Step,
     SubAgent,
     Success,
+    parse_call,
     parse_steps,
 )
 from refold.agent.tools import FoundTools, ToolOutput, tool_output
@@ -267,54 +267,51 @@ class AgentRun:
         """Runs the calls in a reply that have no result yet, all at once. Each result is stored by itself."""
         self.lease.check()
         open_ids = {id for id, (at, _) in self.inspect.state.open.items() if at == reply.at}
-        calls: list[tuple[ToolCall, Action | Step]] = []
-        for step in self._steps_of(reply):
-            match step:
-                case Actions(actions):
-                    calls += [(action.call, action) for action in actions]
-                case ExpandMessage(lookups):
-                    calls += [(call, step) for call in lookups]
-                case SubAgent(call) | Retry(call=ToolCall() as call):
-                    calls.append((call, step))
-        work = [self._run_call(reply, call, step) for call, step in calls if call.call_id in open_ids]
+        calls = [call for call in reply.message.calls if call.call_id in open_ids]
+        work = [self._run_call(reply, call) for call in calls]
         for error in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(error, BaseException):  # the other calls have their results by now
                 raise error
 
-    async def _run_call(self, reply: Said, call: ToolCall, step: Action | Step) -> None:
+    async def _run_call(self, reply: Said, call: ToolCall) -> None:
         name = f"{reply.at}.{reply.message.calls.index(call)}"  # models may give two calls the same id
-        outcome = await self._outcome(call, step, name)
+        outcome = await self._outcome(reply, call, name)
         result = ToolResult(call.call_id, outcome.output, call.tool, outcome.is_error)
         message = Message("tool", (result,), id=f"result {name}")  # an id is stored once
         await self.session.append(message, kind=outcome.kind, tools=outcome.tools)
         text = message.text
         await self.notify(Ran, call_id=call.call_id, tool=call.tool, output=text, is_error=outcome.is_error)
 
-    async def _outcome(self, call: ToolCall, step: Action | Step, name: str) -> ToolCallOutcome:
-        match step:
-            case Retry(why):
-                return ToolCallOutcome(why, "retry-context", is_error=True)
-            case SubAgent(_, task):
-                return await self._run_sub_agent(call, task, name)
+    async def _outcome(self, reply: Said, call: ToolCall, name: str) -> ToolCallOutcome:
+        step = parse_call(reply, call, self.agent.known, self.agent.agents)
         try:
-            if not isinstance(step, Action):
-                return ToolCallOutcome(await self.session.call(call.tool, call.input))
-            function = self.agent.known[call.tool].function
-            with telemetry.tool(call.tool, self.session.conversation, call.call_id):
-                returned = await self._before_deadline(lambda given: function(**given), step.arguments)
-            if isinstance(returned, FoundTools):
-                return ToolCallOutcome(returned.text, tools=(call.tool, *returned.tools))
-            return ToolCallOutcome(tool_output(returned))
+            match step:
+                case Retry(why):
+                    return ToolCallOutcome(why, "retry-context", is_error=True)
+                case ExpandMessage():
+                    return ToolCallOutcome(await self.session.call(call.tool, call.input))
+                case Actions((action,)):
+                    return await self._run_tool(call, action.arguments)
         except StoppedError:
             raise
         except Exception as error:  # for the model to deal with
             return ToolCallOutcome(f"{call.tool} failed: {describe(error)}", is_error=True)
+        assert isinstance(step, SubAgent)
+        return await self._run_sub_agent(call, step.task, name)
+
+    async def _run_tool(self, call: ToolCall, arguments: dict[str, Any]) -> ToolCallOutcome:
+        function = self.agent.known[call.tool].function
+        with telemetry.tool(call.tool, self.session.conversation, call.call_id):
+            returned = await self._before_deadline(lambda given: function(**given), arguments)
+        if isinstance(returned, FoundTools):
+            return ToolCallOutcome(returned.text, tools=(call.tool, *returned.tools))
+        return ToolCallOutcome(tool_output(returned))
 
     async def _run_sub_agent(self, call: ToolCall, task: str, name: str) -> ToolCallOutcome:
         agent = self.agent.agents[call.tool]
         callbacks = (*agent.callbacks, *self.callbacks)
         conversation = f"{self.session.conversation}/{name}"
-        result = await agent.work(task, conversation, callbacks, self, self.override)
+        result = await agent.work(task, conversation, callbacks, self.override, self)
         has_failed = isinstance(result.end, Failed)
         if has_failed:
             self._check_limits()  # if a limit of this run was the reason, a later run continues both

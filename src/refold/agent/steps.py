@@ -1,6 +1,6 @@
 """The steps that a reply can ask for, as a closed union, and the function that parses them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -73,6 +73,7 @@ class ExpandMessage(msgspec.Struct, frozen=True):
 
 
 Step: TypeAlias = Success | Failed | Retry | SubAgent | Actions | Chat | ExpandMessage
+CallStep: TypeAlias = Retry | SubAgent | Actions | ExpandMessage
 End: TypeAlias = Success | Failed | Chat
 
 
@@ -84,51 +85,54 @@ def parse_steps(
     `agents` are the names of those tools that are other agents; with `chat` every text is for the user.
     """
     message = reply.message
-    is_cut_off = message.finish in CUT_OFF
-    if message.calls and is_cut_off:
-        why = "Not run: your answer was cut off before its end. Write less at a time."
-        return tuple(Retry(why, call) for call in message.calls)
     if message.calls:
-        return tuple(_steps_of_calls(message.calls, tools, agents))
+        return _grouped(parse_call(reply, call, tools, agents) for call in message.calls)
     if message.finish in REFUSED or _has_refused(reply):
         return (Retry("That was a refusal. Say what you can do of the task, and do it."),)
-    if is_cut_off:
+    if message.finish in CUT_OFF:
         return (Retry("Your answer was cut off because it was too long. Answer again, in fewer words."),)
     if not message.text.strip():
         return (Retry("Your answer was empty. Call a tool, or answer in words."),)
     return (Chat(message.text) if chat else Success(message.text),)
 
 
-def _steps_of_calls(
-    calls: Sequence[ToolCall], tools: Mapping[str, Tool], agents: Collection[str]
-) -> list[Step]:
-    """All look-ups are one step, and so are all actions."""
+def parse_call(reply: Said, call: ToolCall, tools: Mapping[str, Tool], agents: Collection[str]) -> CallStep:
+    """The step that one of the reply's calls asks for."""
+    if reply.message.finish in CUT_OFF:
+        return Retry("Not run: your answer was cut off before its end. Write less at a time.", call)
+    if call.tool in OWN_TOOLS:
+        return ExpandMessage((call,))
+    tool = tools.get(call.tool)
+    if tool is None:
+        names = ", ".join(list(tools)[:MOST_NAMES]) or "none"
+        return Retry(f"There is no tool {call.tool!r}; there are {names}", call)
+    try:
+        arguments = tool.parse_arguments(call.input)
+    except ValueError as error:
+        return Retry(str(error), call)
+    if call.tool in agents:
+        return SubAgent(call, arguments["task"])
+    return Actions((Action(call, arguments),))
+
+
+def _grouped(steps: Iterable[CallStep]) -> tuple[Step, ...]:
+    """All look-ups as one step, all actions as one, then the others."""
     lookups: list[ToolCall] = []
     actions: list[Action] = []
     rest: list[Step] = []
-    for call in calls:
-        if call.tool in OWN_TOOLS:
-            lookups.append(call)
-            continue
-        tool = tools.get(call.tool)
-        if tool is None:
-            names = ", ".join(list(tools)[:MOST_NAMES]) or "none"
-            rest.append(Retry(f"There is no tool {call.tool!r}; there are {names}", call))
-            continue
-        try:
-            arguments = tool.parse_arguments(call.input)
-        except ValueError as error:
-            rest.append(Retry(str(error), call))
-            continue
-        if call.tool in agents:
-            rest.append(SubAgent(call, arguments["task"]))
-        else:
-            actions.append(Action(call, arguments))
+    for step in steps:
+        match step:
+            case ExpandMessage(calls):
+                lookups += calls
+            case Actions(calls):
+                actions += calls
+            case _:
+                rest.append(step)
     if actions:
         rest.insert(0, Actions(tuple(actions)))
     if lookups:
         rest.insert(0, ExpandMessage(tuple(lookups)))
-    return rest
+    return tuple(rest)
 
 
 def _has_refused(reply: Said) -> bool:

@@ -9,7 +9,17 @@ from msgspec.structs import asdict
 
 from refold.cli.format import one_line, places, plural, quoted
 from refold.cli.log import event_json, event_line
-from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, ViewName
+from refold.cli.options import (
+    DEFAULT_OWNER,
+    Access,
+    Id,
+    Json,
+    Owner,
+    ViewName,
+    flag,
+    option,
+    with_access,
+)
 from refold.cli.terminal import complain, emit, progress, say
 from refold.config.config import DEFAULT
 from refold.core.errors import RefoldError
@@ -24,6 +34,7 @@ SLIDING_WINDOW = "sliding-window"
 MAX_EDITS = 10
 """Edits that are printed one by one."""
 INTERRUPTED = 130
+SUMMARIZER_HELP = "A model to write the summary, such as openai/gpt-4o-mini; several are tried in order."
 
 
 def strategy_name(name: str) -> str:
@@ -32,54 +43,28 @@ def strategy_name(name: str) -> str:
     return name
 
 
+@with_access
 def compact(
+    access: Access,
     id: Id,
     strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="NAME",
-            parser=strategy_name,
-            help=f"{', '.join(STRATEGIES)}; default: as configured.",
-        ),
+        str | None, option(f"{', '.join(STRATEGIES)}; default: as configured.", "NAME", parser=strategy_name)
     ] = None,
     keep: Annotated[
-        int | None,
-        typer.Option(
-            "--keep", metavar="N", min=0, help="Keep the newest N messages; default: as configured."
-        ),
+        int | None, option("Keep the newest N messages; default: as configured.", "N", min=0)
     ] = None,
     target: Annotated[
-        int | None,
-        typer.Option(
-            "--target", metavar="TOKENS", min=0, help="Compact until the view has at most this many tokens."
-        ),
+        int | None, option("Compact until the view has at most this many tokens.", "TOKENS", min=0)
     ] = None,
-    focus: Annotated[
-        str, typer.Option("--focus", metavar="TEXT", help="What a summary should focus on.")
-    ] = "",
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="M", help="The model whose window applies.")
-    ] = None,
-    agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="The agent whose settings apply.")
-    ] = None,
-    summarizer: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--summarizer",
-            metavar="MODEL",
-            help="A model to write the summary, such as openai/gpt-4o-mini; several are tried in order.",
-        ),
-    ] = None,
+    focus: Annotated[str, option("What a summary should focus on.", "TEXT")] = "",
+    model: Annotated[str | None, option("The model whose window applies.", "M")] = None,
+    agent: Annotated[str | None, option("The agent whose settings apply.", "NAME")] = None,
+    summarizer: Annotated[list[str] | None, option(SUMMARIZER_HELP, "MODEL")] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print what would be done by rule; change nothing, call no model."),
+        bool, flag("Print what would be done by rule; change nothing, call no model.", "--dry-run")
     ] = False,
-    later: Annotated[bool, typer.Option("--later", help="Queue it for a worker: see `refold jobs`.")] = False,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
+    later: Annotated[bool, flag("Queue it for a worker: see `refold jobs`.", "--later")] = False,
+    owner: Owner = DEFAULT_OWNER,
     view: ViewName = "main",
     json: Json = False,
 ) -> None:
@@ -88,27 +73,24 @@ def compact(
     The oldest messages become a summary, until the newest --keep messages or --target tokens are left. The
     command waits for configured or named models; without one, or if all fail, the summary is made by rule.
     """
-    access = Access.to(store, config)
+    if later and (dry_run or summarizer):
+        raise typer.BadParameter("cannot be combined with --dry-run or --summarizer", param_hint="--later")
     options: dict[str, Any] = {"model": model, "agent": agent, "summarizer": summarizer or None}
     with access.session(id, owner, view, **options) as session:
         request = CompactionRequest(strategy or session.settings.compaction.strategy, keep, target, focus)
-        for option, given in (("--focus", focus), ("--summarizer", summarizer)):
+        for name, given in (("--focus", focus), ("--summarizer", summarizer)):
             if given and request.strategy == SLIDING_WINDOW:
-                raise typer.BadParameter(f"{SLIDING_WINDOW} writes no summary", param_hint=option)
+                raise typer.BadParameter(f"{SLIDING_WINDOW} writes no summary", param_hint=name)
         if session.settings.is_off:
             origin = session.config.origin("agents", agent or DEFAULT, "compact")
             raise RefoldError(f"Compaction is off for the agent {agent or DEFAULT!r} (compact, {origin})")
-        if later and (dry_run or summarizer):
-            raise typer.BadParameter(
-                "cannot be combined with --dry-run or --summarizer", param_hint="--later"
-            )
         if later:
             _queue(session, agent, request, json)
             return
         done = _compact(session, request, dry_run)
     if json:
-        events = {name: list(map(event_json, getattr(done, name))) for name in ("edits", "called")}
-        emit(asdict(done) | events)
+        edits = list(map(event_json, done.edits))
+        emit({**asdict(done), "edits": edits, "called": list(map(event_json, done.called))})
     else:
         _print(done, target)
 
@@ -148,21 +130,17 @@ def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Com
     inspector = session.inspect
     start = inspector.state.next
     before = inspector.tokens
-    limits: dict[str, Any] = {"keep_recent": request.keep_recent, "target_tokens": request.target}
     with _interruptible(session, start), progress("Compacting") as advance:
         result = session.compact(
             request.strategy,
-            **limits,
+            keep_recent=request.keep_recent,
+            target_tokens=request.target,
             focus=request.focus,
             dry_run=dry_run,
             on_progress=lambda done, of: advance(completed=done, total=of),
         )
     first, end = result.compacted_range
-    span = None
-    if first < end:
-        (first_message,) = inspector.messages(first, 1)
-        (last_message,) = inspector.messages(end - 1, 1)
-        span = Span(first_message.at, last_message.at + 1)
+    covered = list(inspector.messages(first, end - first))
     new = [event for event in session.events(start) if getattr(event, "view", "") == inspector.view_name]
     edits = tuple(event for event in new if isinstance(event, Replaced) and event.round)
     called = tuple(event for event in new if isinstance(event, Called))
@@ -175,7 +153,7 @@ def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Com
         conversation=session.conversation,
         view=inspector.view_name,
         strategy=request.strategy,
-        span=span,
+        span=Span(covered[0].at, covered[-1].at + 1) if covered else None,
         tokens=(before, after),
         edits=edits,
         called=called,

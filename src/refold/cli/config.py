@@ -10,7 +10,17 @@ import msgspec
 import typer
 
 from refold.cli.format import one_line
-from refold.cli.options import CONFIG, Access, ConfigFile, Json, StoreUrl, configured
+from refold.cli.options import (
+    CONFIG,
+    Access,
+    ConfigFile,
+    Json,
+    StoreUrl,
+    argument,
+    configured,
+    default_config,
+    option,
+)
 from refold.cli.terminal import Cell, emit, say, table
 from refold.config.config import DEFAULT, Config, with_database, with_stored
 from refold.config.prompts import BUILT_IN, Template
@@ -29,25 +39,14 @@ EVERY = "*"
 
 
 def config(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Same as --config.", show_default=False)
-    ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only this agent.")] = None,
+    file: Annotated[Path | None, argument("Same as --config.", "FILE")] = None,
+    agent: Annotated[str | None, option("Only this agent.", "NAME")] = None,
     set: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="AGENT.TOOL.FIELD=VALUE",
-            help="Set it in the database; AGENT * means all. May be repeated.",
-        ),
+        option("Set it in the database; AGENT * means all. May be repeated.", "AGENT.TOOL.FIELD=VALUE"),
     ] = None,
     unset: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--unset",
-            metavar="AGENT.TOOL[.FIELD]",
-            help="Unset it in the database. May be repeated.",
-        ),
+        list[str] | None, option("Unset it in the database. May be repeated.", "AGENT.TOOL[.FIELD]")
     ] = None,
     store: StoreUrl = None,
     config: ConfigFile = None,
@@ -61,7 +60,7 @@ def config(
     if set and unset:
         raise typer.BadParameter("cannot be combined", param_hint="--set, --unset")
     warnings.simplefilter("default", DeprecationWarning)
-    used = file or config or (Path(CONFIG) if Path(CONFIG).is_file() else None)
+    used = file or config or default_config()
     in_file = configured(used)
     access = Access(store or in_file.store or DEFAULT_STORE, in_file)
     if set or unset:

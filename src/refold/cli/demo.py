@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import msgspec
-import typer
 
 from refold.cli.format import one_line, plural, saved_percent
-from refold.cli.options import DEFAULT_OWNER, Json
+from refold.cli.options import DEFAULT_OWNER, Json, argument, flag, option
 from refold.cli.serve import serve_command
 from refold.cli.terminal import Columns, emit, say
 from refold.core.errors import SettingError
@@ -30,38 +29,20 @@ BAR_CELLS = 10
 
 
 def demo(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FOLDER", help="The folder to read; default: the current one.", show_default=False
-        ),
-    ] = Path(),
-    steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=10, max=5_000, help="The number of steps.")
-    ] = 200,
-    window: Annotated[
-        int,
-        typer.Option("--window", metavar="N", min=4_000, max=1_000_000, help="The model's window in tokens."),
-    ] = 8_000,
-    store: Annotated[
-        str | None,
-        typer.Option("--store", metavar="URL", help="Where to record it; default: a temporary file."),
-    ] = None,
+    folder: Annotated[Path, argument("The folder to read; default: the current one.", "FOLDER")] = Path(),
+    steps: Annotated[int, option("The number of steps.", "N", min=10, max=5_000)] = 200,
+    window: Annotated[int, option("The model's window in tokens.", "N", min=4_000, max=1_000_000)] = 8_000,
+    store: Annotated[str | None, option("Where to record it; default: a temporary file.", "URL")] = None,
     panel: Annotated[
-        bool | None,
-        typer.Option(
-            "--panel/--no-panel",
-            help="Open the panel at the end; default: only in a terminal.",
-            show_default=False,
-        ),
+        bool | None, flag("Open the panel at the end; default: only in a terminal.", "--panel/--no-panel")
     ] = None,
     json: Json = False,
 ) -> None:
     """Watch an agent read a folder in a window far too small for it.
 
-    It needs no key and no network: the model is a script that acts on what it sees. Its tools are real; the
-    folder is only read, without hidden files and files with keys. In the end the agent is asked for something
-    that it read early and no longer sees. The conversation stays in the store for you to inspect.
+    It needs no key and no network: the model is a script. Its tools are real; the folder is only read,
+    without hidden files and files with keys. In the end the agent is asked for something that it read early
+    and no longer sees. The conversation stays in the store for you to inspect.
     """
     from refold.agent.demo.model import DemoModel
     from refold.agent.demo.run import choose_folder, run_demo
@@ -75,7 +56,7 @@ def demo(
         say(one_line(f"A scripted model reads {files}, in a window of {window:,} tokens"))
     # mkdtemp makes a folder that only this user can read: the store has copies of files.
     url = store or f"sqlite:///{Path(mkdtemp(prefix='refold-demo-')).as_posix()}/demo.db"
-    model = DemoModel(steps, window)
+    model = DemoModel(reading, steps, window)
     with closing(open_store(url)) as opened:
         on_step = _ignore_step if json else _step_printer(window)
         outcome = run_demo(reading, model, opened, _unused_id(opened), on_step)
@@ -132,8 +113,6 @@ def _step_printer(window: int) -> Callable[["DemoStep"], None]:
 
 
 def _print_summary(outcome: "DemoResult") -> None:
-    from refold.agent.demo.model import LIKE
-
     ended = "no step refused: try more --steps or a smaller --window"
     if outcome.ended_without:
         ended = f"refused at step {outcome.ended_without}, for good"
@@ -142,8 +121,7 @@ def _print_summary(outcome: "DemoResult") -> None:
         "recorded": f"{outcome.recorded:,} tokens in {plural(len(outcome.steps), 'step')}, none lost",
         "sent": f"never more than {outcome.most_sent:,} of {outcome.window:,} tokens",
         "without": ended,
-        "saved": f"{saved} %: {outcome.sent:,} instead of {outcome.sent_without:,} tokens sent",
-        "cost": f"${outcome.cost:.4f} instead of ${outcome.cost_without:.4f}, as {LIKE} with its cache",
+        "saved": f"{saved} % of {outcome.sent_without:,} tokens; less in money if the provider caches",
     }
     question = outcome.question
     if question is not None:

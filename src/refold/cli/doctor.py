@@ -12,32 +12,24 @@ import typer
 
 import refold
 from refold.cli.format import local, one_line, plural
-from refold.cli.options import DEFAULT_OWNER, Access, ConfigFile, Json, StoreUrl, existing, ids
+from refold.cli.options import DEFAULT_OWNER, Access, Json, argument, ids, option, with_access
 from refold.cli.terminal import answer, progress, say
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
 from refold.session.doctor import BACKUP, Finding, examine, list_safely, missing_features
 from refold.session.results import error_text, utc
 from refold.stores.shelf import Shelf
-from refold.stores.store import ConversationInfo, Key, Store
+from refold.stores.store import ConversationInfo, Store
 
 MAX_FINDINGS = 50
 """Findings that are printed one by one."""
 
-OneId = Annotated[
-    str | None,
-    typer.Argument(metavar="[ID]", help="Only this conversation.", autocompletion=ids, show_default=False),
-]
-AnyOwner = Annotated[
-    str | None, typer.Option("--owner", metavar="NAME", help="Only conversations of this owner.")
-]
 
-
+@with_access
 def doctor(
-    id: OneId = None,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: AnyOwner = None,
+    access: Access,
+    id: Annotated[str | None, argument("Only this conversation.", "[ID]", autocompletion=ids)] = None,
+    owner: Annotated[str | None, option("Only conversations of this owner.", "NAME")] = None,
     json: Json = False,
 ) -> None:
     """Verify that the store still has what was written.
@@ -45,14 +37,12 @@ def doctor(
     Checks every hash chain, index, snapshot and the engine's own files, and prints versions, leases and the
     features that this kind of store lacks. Nothing is changed.
     """
-    access = Access.to(store, config)
     health = StoreHealth(access.shown, _versions(access))
     try:
         with access.open() as backend:
             only = None
             if id is not None:
-                key = Key(owner or DEFAULT_OWNER, id)
-                only = existing(backend, access.shown, key, for_reading=owner is None)
+                only = access.existing(backend, id, owner or DEFAULT_OWNER, for_reading=owner is None)
             rows = [row for row in list_safely(backend, owner)[0] if only in (None, row.key)]
             health.conversations = len(rows)
             with progress("Checking", sum(row.next for row in rows)) as advance:

@@ -7,16 +7,18 @@ import typer
 
 from refold.cli.format import one_line, plural, quoted
 from refold.cli.options import (
+    DEFAULT_OWNER,
     Access,
     At,
-    ConfigFile,
     Id,
     Json,
     Owner,
-    StoreUrl,
     Why,
-    existing,
+    argument,
+    flag,
+    option,
     place,
+    with_access,
     with_session,
 )
 from refold.cli.terminal import emit, say
@@ -24,21 +26,17 @@ from refold.core.codec import loads
 from refold.core.errors import RefoldError
 from refold.core.event import Pinned
 from refold.session.session import Session
-from refold.stores.store import Key
 
-UndoPlace = Annotated[
-    int | None,
-    typer.Argument(
-        metavar="[AT]",
-        parser=place,
-        help="An edit, a pin, an undo or a hidden message; default: the newest edit.",
-        show_default=False,
-    ),
-]
+UNDO_HELP = "An edit, a pin, an undo or a hidden message; default: the newest edit."
 
 
 @with_session
-def undo(session: Session, at: UndoPlace = None, why: Why = "", json: Json = False) -> None:
+def undo(
+    session: Session,
+    at: Annotated[int | None, argument(UNDO_HELP, "[AT]", parser=place)] = None,
+    why: Why = "",
+    json: Json = False,
+) -> None:
     """Undo an edit, a pin or another undo.
 
     Edits can be undone in any order. If a later edit covers the same messages, they stay hidden until that
@@ -76,15 +74,9 @@ def restore(session: Session, at: At, why: Why = "", json: Json = False) -> None
 def correct(
     session: Session,
     at: At,
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The new text; - reads stdin.", show_default=False)
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="Read the text from a file.")
-    ] = None,
-    message: Annotated[
-        bool, typer.Option("--message", help="The text is a message in JSON, in any dialect.")
-    ] = False,
+    text: Annotated[str | None, argument("The new text; - reads stdin.", "TEXT")] = None,
+    file: Annotated[Path | None, option("Read the text from a file.", "FILE")] = None,
+    message: Annotated[bool, flag("The text is a message in JSON, in any dialect.", "--message")] = False,
     why: Why = "",
     json: Json = False,
 ) -> None:
@@ -101,16 +93,14 @@ def correct(
     """
     if (text is None) == (file is None):
         raise typer.BadParameter("give either a text or --file", param_hint="TEXT")
-    given: Any
+    given: Any = text
     try:
         if file is not None:
-            given = file.read_text("utf-8")
-        else:
-            given = typer.get_text_stream("stdin").read() if text == "-" else text
+            given = file.read_text("utf-8").removesuffix("\n")
+        elif text == "-":
+            given = typer.get_text_stream("stdin").read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise RefoldError(f"{file or 'stdin'} is not UTF-8: {error.reason}") from error
-    if text is None or text == "-":
-        given = given.removesuffix("\n")
     if message:
         try:
             given = loads(given.encode("utf-8", "surrogatepass"))
@@ -155,65 +145,60 @@ def _report(session: Session, before: int, json: bool, facts: dict[str, Any], se
     say(f"{sentence} (event #{facts['at']}); the view has {tokens}. Undo it: {undo_command}")
 
 
+@with_access
 def fork(
+    access: Access,
     id: Id,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the fork.", show_default=False)],
+    new: Annotated[str, argument("The id of the fork.", "NEW")],
     at: Annotated[
-        int | None,
-        typer.Option(
-            "--at", metavar="N", parser=place, help="The last event that both share; default: the newest."
-        ),
+        int | None, option("The last event that both share; default: the newest.", "N", parser=place)
     ] = None,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
+    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Fork a conversation: the new one shares its events up to a place."""
     if not new:
         raise typer.BadParameter("expected at least one character", param_hint="NEW")
-    with Access.to(store, config).session(id, owner) as session:
+    with access.session(id, owner) as session:
         state = session.fork(new, at=at).inspect.state
-        shared = state.next - 1
-        count = state.index
+    shared = state.next - 1
     if json:
-        emit({"did": "fork", "conversation": new, "forked_from": id, "at": shared, "messages": count})
+        emit({"did": "fork", "conversation": new, "forked_from": id, "at": shared, "messages": state.index})
     else:
-        say(f"{one_line(new)} shares {plural(count, 'message')} of {one_line(id)}, up to #{shared}.")
+        say(f"{one_line(new)} shares {plural(state.index, 'message')} of {one_line(id)}, up to #{shared}.")
 
 
+@with_access
 def delete(
+    access: Access,
     id: Id,
-    with_forks: Annotated[bool, typer.Option("--with-forks", help="Erase its forks too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
+    with_forks: Annotated[bool, flag("Erase its forks too.", "--with-forks")] = False,
+    yes: Annotated[bool, flag("Do not ask for confirmation.", "--yes", "-y")] = False,
+    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Erase a conversation. This cannot be undone."""
-    access = Access.to(store, config)
     with access.open() as backend:
-        key = existing(backend, access.shown, Key(owner, id))
+        key = access.existing(backend, id, owner)
         erased = [key]
         if with_forks:
             rows = list(backend.conversations())
             for one in erased:  # it grows: forks of forks follow
                 erased += [row.key for row in rows if row.parent == one]
         names = [one.conversation for one in erased]
+        shown = ", ".join(map(one_line, names))
         if json and not yes:
             raise RefoldError("Nothing was erased. With --json nothing is asked: use --yes")
-        question = f"Erase {', '.join(map(one_line, names))}? This cannot be undone."
         try:
-            is_sure = yes or typer.confirm(question, err=True)
+            is_sure = yes or typer.confirm(f"Erase {shown}? This cannot be undone.", err=True)
         except typer.Abort:  # no answer
             is_sure = False
         if not is_sure:
             raise RefoldError("Nothing was erased. Answer y, or use --yes")
-        heirs = backend.erase(key, with_forks=with_forks)
+        heirs = [heir.conversation for heir in backend.erase(key, with_forks=with_forks)]
     if json:
-        emit({"did": "delete", "erased": names, "kept_by": [heir.conversation for heir in heirs]})
+        emit({"did": "delete", "erased": names, "kept_by": heirs})
         return
-    say(f"Erased: {', '.join(map(one_line, names))}")
+    say(f"Erased: {shown}")
     if heirs:
-        say(f"Shared events are kept by: {', '.join(one_line(heir.conversation) for heir in heirs)}")
+        say(f"Shared events are kept by: {', '.join(map(one_line, heirs))}")

@@ -6,7 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from refold.cli.format import glance, glance_json, one_line, plural, saved_percent
-from refold.cli.options import ConfigFile, DialectOption, InFile, Json, OutFile, configured
+from refold.cli.options import (
+    ConfigFile,
+    DialectOption,
+    InFile,
+    Json,
+    OutFile,
+    configured,
+    flag,
+    option,
+)
 from refold.cli.terminal import Cell, complain, emit, pretty, progress, say, table, writing
 from refold.core.errors import MessageError, SettingError
 from refold.dialects.registry import TARGETS
@@ -23,15 +32,12 @@ MAX_NOTICES = 5
 
 def fit(
     file: InFile,
-    model: Annotated[str, typer.Option("--model", metavar="M", help="The model whose window it must fit.")],
+    model: Annotated[str, option("The model whose window it must fit.", "M")],
     config: ConfigFile = None,
     dialect: DialectOption = None,
     out: OutFile = None,
     report: Annotated[
-        str | None,
-        typer.Option(
-            "--report", metavar="FILE", help="Write a report of what was done as JSON; - for stderr."
-        ),
+        str | None, option("Write a report of what was done as JSON; - for stderr.", "FILE")
     ] = None,
 ) -> None:
     """Fit the messages of a file into a model's window.
@@ -81,16 +87,10 @@ def fit(
 
 def check(
     file: InFile,
-    dialect: Annotated[
-        str | None, typer.Option("--dialect", metavar="D", help=f"{', '.join(TARGETS)}; default: detected.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="M", help="The model, for rules that only some models have."),
-    ] = None,
+    dialect: Annotated[str | None, option(f"{', '.join(TARGETS)}; default: detected.", "D")] = None,
+    model: Annotated[str | None, option("The model, for rules that only some models have.", "M")] = None,
     strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Also report what providers accept although their rules forbid it."),
+        bool, flag("Also report what providers accept although their rules forbid it.", "--strict")
     ] = False,
     config: ConfigFile = None,
     json: Json = False,
@@ -116,7 +116,7 @@ def check(
 
 def count(
     file: InFile,
-    model: Annotated[str, typer.Option("--model", metavar="M", help="The model that counts the tokens.")],
+    model: Annotated[str, option("The model that counts the tokens.", "M")],
     dialect: DialectOption = None,
     config: ConfigFile = None,
     json: Json = False,

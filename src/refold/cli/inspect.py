@@ -8,23 +8,23 @@ import typer
 from refold.cli import tables
 from refold.cli.format import one_line
 from refold.cli.options import (
-    ALL_OWNERS,
     DEFAULT_OWNER,
     Access,
     At,
     AtOrId,
-    ConfigFile,
     Json,
     Owner,
-    StoreUrl,
-    existing,
+    argument,
+    flag,
     ids,
+    option,
     place,
     reading,
     reporting_damage,
+    with_access,
 )
 from refold.cli.terminal import Cell, answer, emit, progress, say, say_all, table
-from refold.core.errors import CannotExpandError
+from refold.core.errors import CannotExpandError, NotFoundError
 from refold.core.query import parse_query
 from refold.core.slices import slice_of
 from refold.session.inspect import conversation_row, parse
@@ -33,13 +33,16 @@ from refold.session.search import find, hits, limit_of
 from refold.session.session import Session
 from refold.stores.store import Key, Scope
 
+ALL_OWNERS = "*"
+"""What --owner takes for every owner."""
 
+
+@with_access
 def list_(
+    access: Access,
     all_owners: Annotated[
-        bool, typer.Option("--all-owners", help="List every owner's conversations; same as --owner '*'.")
+        bool, flag("List every owner's conversations; same as --owner '*'.", "--all-owners")
     ] = False,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
     owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
@@ -49,7 +52,6 @@ def list_(
     records belong to the owner of the token, or else to a name derived from the API key.
     """
     all_owners = all_owners or owner == ALL_OWNERS
-    access = Access.to(store, config)
     with access.open() as backend, reporting_damage("The list of conversations"):
         listed = list(backend.conversations(None if all_owners else owner))
         is_empty = not listed and next(iter(backend.conversations()), None) is None
@@ -75,16 +77,12 @@ def list_(
 @reading
 def show(
     session: Session,
-    at: Annotated[
-        int | None,
-        typer.Option("--at", metavar="N", parser=place, help="Show the view right after event N."),
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Print whole texts.")] = False,
+    at: Annotated[int | None, option("Show the view right after event N.", "N", parser=place)] = None,
+    full: Annotated[bool, flag("Print whole texts.", "--full")] = False,
     json: Json = False,
 ) -> None:
     """Show what the model sees, and which edits hide the rest."""
-    view = session.inspect.view(at)
-    answer(view, json, tables.full_view if full else tables.view)
+    answer(session.inspect.view(at), json, tables.full_view if full else tables.view)
 
 
 @reading
@@ -104,30 +102,17 @@ def savings(session: Session, json: Json = False) -> None:
     An edit makes every later request shorter, but invalidates the provider's cache after it. The estimate
     needs the model's prices; the actual savings need replies that were appended with their usage.
     """
-    found = session.savings()
-    if json:
-        emit({"savings": found})
-    else:
-        tables.savings(found)
+    answer({"savings": session.savings()}, json, lambda found: tables.savings(found["savings"]))
 
 
 @reading
 def expand(
     session: Session,
     at: AtOrId,
-    lines: Annotated[str | None, typer.Option("--lines", metavar="A-B", help="Only these lines.")] = None,
-    items: Annotated[
-        str | None,
-        typer.Option("--items", metavar="A-B", help="Only these items of a list, or rows."),
-    ] = None,
-    chars: Annotated[
-        str | None,
-        typer.Option("--chars", metavar="A-B", help="Only these characters, from 0 up to B."),
-    ] = None,
-    match: Annotated[
-        str | None,
-        typer.Option("--match", metavar="TEXT", help="Only lines with this text, or with /a pattern/."),
-    ] = None,
+    lines: Annotated[str | None, option("Only these lines.", "A-B")] = None,
+    items: Annotated[str | None, option("Only these items of a list, or rows.", "A-B")] = None,
+    chars: Annotated[str | None, option("Only these characters, from 0 up to B.", "A-B")] = None,
+    match: Annotated[str | None, option("Only lines with this text, or with /a pattern/.", "TEXT")] = None,
     json: Json = False,
 ) -> None:
     """Print the full text of a message, or of what an edit hides.
@@ -146,23 +131,16 @@ def expand(
         slice_of(part)
     except CannotExpandError as error:
         raise typer.BadParameter(str(error)) from error
-    answer({"at": at, **part, "text": session.expand(at, **part)}, json, lambda found: say_all(found["text"]))
+    found = {"at": at, **part, "text": session.expand(at, **part)}
+    answer(found, json, lambda found: say_all(found["text"]))
 
 
 @reading
 def diff(
     session: Session,
-    at: Annotated[
-        int | None,
-        typer.Argument(metavar="AT", parser=place, help="A place, such as 57.", show_default=False),
-    ] = None,
-    at2: Annotated[
-        int | None,
-        typer.Argument(metavar="AT2", parser=place, help="Another place; default: now.", show_default=False),
-    ] = None,
-    with_: Annotated[
-        str | None, typer.Option("--with", metavar="OTHER", help="Compare with this conversation instead.")
-    ] = None,
+    at: Annotated[int | None, argument("A place, such as 57.", "AT", parser=place)] = None,
+    at2: Annotated[int | None, argument("Another place; default: now.", "AT2", parser=place)] = None,
+    with_: Annotated[str | None, option("Compare with this conversation instead.", "OTHER", "--with")] = None,
     json: Json = False,
 ) -> None:
     """Show what one view shows and another does not.
@@ -180,22 +158,20 @@ def diff(
         raise typer.BadParameter("give a place, or another conversation by --with", param_hint="AT")
     other = None
     if with_ is not None:
-        key = existing(session.store, "this store", Key(session.key.owner, with_))
-        other = Session(session.store, key, config=session.config, view=session.inspect.view_name)
+        other = Session(session.store, Key(session.key.owner, with_), view=session.inspect.view_name)
+        if not other.inspect.state.next:
+            raise NotFoundError(f"There is no conversation {with_!r} to compare with")
     answer(session.diff(at, at2, other=other), json, tables.diff)
 
 
+@with_access
 def search(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to search for.", show_default=False)],
+    access: Access,
+    text: Annotated[str, argument("What to search for.", "TEXT")],
     conversation: Annotated[
-        str | None,
-        typer.Option(
-            "--conversation", metavar="ID", help="Search in this conversation only.", autocompletion=ids
-        ),
+        str | None, option("Search in this conversation only.", "ID", autocompletion=ids)
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="The largest number of results.")] = 10,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
+    limit: Annotated[int, option("The largest number of results.", "N")] = 10,
     owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
@@ -206,11 +182,10 @@ def search(
     """
     query = parse_query(text)
     most = limit_of(limit)
-    access = Access.to(store, config)
     with access.open() as backend:
         scope: Scope = owner
         if conversation is not None:
-            scope = existing(backend, access.shown, Key(owner, conversation), for_reading=True)
+            scope = access.existing(backend, conversation, owner, for_reading=True)
         with progress("Reading") as advance:
             candidates = find(backend, scope, query, most, parse, tick=advance)
         found = hits(backend, query, candidates, most, parse)

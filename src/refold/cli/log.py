@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from refold.cli.format import glance, glance_json, local, one_line, places, plural
-from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, existing, place
+from refold.cli.options import DEFAULT_OWNER, Access, Id, Json, Owner, flag, option, place, with_access
 from refold.cli.terminal import Columns, emit, say
 from refold.core import codec
 from refold.core.event import (
@@ -27,25 +27,20 @@ from refold.core.event import (
 from refold.session.doctor import Unreadable, links
 from refold.session.inspect import follow_links, parse
 from refold.session.results import error_text, utc
-from refold.stores.store import Key
 
 STYLES = {"said": "", "replaced": "bold blue", "undone": "magenta", "pinned": "red", "measured": "dim"}
 
 
+@with_access
 def log(
+    access: Access,
     id: Id,
-    after: Annotated[
-        int | None, typer.Option("--after", metavar="N", parser=place, help="Only events after event N.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="The largest number of events.")
-    ] = None,
+    after: Annotated[int | None, option("Only events after event N.", "N", parser=place)] = None,
+    limit: Annotated[int | None, option("The largest number of events.", "N", min=1)] = None,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Wait for new events, by any process, until Ctrl-C.")
+        bool, flag("Wait for new events, by any process, until Ctrl-C.", "-f", "--follow")
     ] = False,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
+    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Print every event of a conversation, in order.
@@ -54,9 +49,8 @@ def log(
     """
     if follow and limit is not None:
         raise typer.BadParameter("cannot be combined with --limit", param_hint="--follow")
-    access = Access.to(store, config)
     with access.open() as backend:
-        key = existing(backend, access.shown, Key(owner, id), for_reading=True)
+        key = access.existing(backend, id, owner, for_reading=True)
         start = 0 if after is None else after + 1
         if follow:
             events = map(_decoded, follow_links(backend, key, start))

@@ -23,8 +23,20 @@ from refold.stores.url import shown_url
 CONFIG = "refold.yaml"
 """The configuration that is read if it is in the current folder."""
 DEFAULT_OWNER = "default"
-ALL_OWNERS = "*"
-"""What --owner takes for every owner."""
+
+
+def option(help: str, metavar: str, *names: str, **rest: Any) -> Any:
+    """Declares an option with a value, named after its parameter unless `names` are given."""
+    return typer.Option(*names, metavar=metavar, help=help, **rest)
+
+
+def flag(help: str, *names: str) -> Any:
+    """Declares an option without a value."""
+    return typer.Option(*names, help=help)
+
+
+def argument(help: str, metavar: str, **rest: Any) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False, **rest)
 
 
 def place(text: str | int) -> int:
@@ -48,61 +60,35 @@ def ids(ctx: typer.Context, incomplete: str) -> list[str]:
     """Ids for the shell's completion, which must never print an error."""
     try:
         with Access.to(ctx.params.get("store"), ctx.params.get("config")).open() as store:
-            listed = store.conversations(ctx.params.get("owner") or "default")
+            listed = store.conversations(ctx.params.get("owner") or DEFAULT_OWNER)
             return [row.key.conversation for row in listed if row.key.conversation.startswith(incomplete)]
     except Exception:
         return []
 
 
-Id: TypeAlias = Annotated[
-    str, typer.Argument(metavar="ID", help="The conversation.", autocompletion=ids, show_default=False)
-]
+STORE_HELP = f"The store; default: $REFOLD_STORE, the configuration's store, or {DEFAULT_STORE}."
+Id: TypeAlias = Annotated[str, argument("The conversation.", "ID", autocompletion=ids)]
 StoreUrl: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        envvar="REFOLD_STORE",
-        show_envvar=False,
-        help=f"The store; default: $REFOLD_STORE, the configuration's store, or {DEFAULT_STORE}.",
-    ),
+    str | None, option(STORE_HELP, "URL", "--store", envvar="REFOLD_STORE", show_envvar=False)
 ]
 ConfigFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help=f"The configuration file; default: {CONFIG}, if it exists."
-    ),
+    Path | None, option(f"The configuration file; default: {CONFIG}, if it exists.", "FILE", "--config")
 ]
-Owner: TypeAlias = Annotated[
-    str, typer.Option("--owner", metavar="NAME", help="The owner of the conversation.")
-]
-ViewName: TypeAlias = Annotated[
-    str, typer.Option("--view", metavar="NAME", help="The view of the conversation.")
-]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
-At: TypeAlias = Annotated[
-    int, typer.Argument(metavar="AT", parser=place, help="A place, such as 57.", show_default=False)
-]
+Owner: TypeAlias = Annotated[str, option("The owner of the conversation.", "NAME", "--owner")]
+ViewName: TypeAlias = Annotated[str, option("The view of the conversation.", "NAME", "--view")]
+Json: TypeAlias = Annotated[bool, flag("Print JSON, and nothing else, on stdout.", "--json")]
+At: TypeAlias = Annotated[int, argument("A place, such as 57.", "AT", parser=place)]
 AtOrId: TypeAlias = Annotated[
     Any,
-    typer.Argument(
-        metavar="AT",
-        parser=place_or_id,
-        help="A place such as 57, a message's id, or -1 for the newest message.",
-        show_default=False,
-    ),
+    argument("A place such as 57, a message's id, or -1 for the newest message.", "AT", parser=place_or_id),
 ]
-Why: TypeAlias = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, which is recorded.")]
-
-
-InFile: TypeAlias = Annotated[
-    str, typer.Argument(metavar="FILE", help="A file, or - for stdin.", show_default=False)
-]
+Why: TypeAlias = Annotated[str, option("The reason, which is recorded.", "TEXT", "--why")]
+InFile: TypeAlias = Annotated[str, argument("A file, or - for stdin.", "FILE")]
 OutFile: TypeAlias = Annotated[
-    Path | None, typer.Option("-o", "--out", metavar="FILE", help="The file to write; default: stdout.")
+    Path | None, option("The file to write; default: stdout.", "FILE", "-o", "--out")
 ]
 DialectOption: TypeAlias = Annotated[
-    str | None, typer.Option("--dialect", metavar="D", help=f"{', '.join(DIALECTS)}; default: detected.")
+    str | None, option(f"{', '.join(DIALECTS)}; default: detected.", "D", "--dialect")
 ]
 
 
@@ -131,14 +117,14 @@ class Access:
         Raises:
             NotFoundError: the file does not exist, or is not a store.
         """
-        file = self.file
-        if file is not None and not create and not file.exists():
+        from refold.stores.sqlite_file import is_foreign  # only where a store is opened
+
+        file = None if create else self.file
+        if file is not None and not file.exists():
             raise NotFoundError(
                 f"There is no store at {file}; `refold import FILE` creates one, --store URL names another"
             )
-        from refold.stores.sqlite_file import is_foreign  # only where a store is opened
-
-        if file is not None and not create and is_foreign(file):
+        if file is not None and is_foreign(file):
             raise NotFoundError(f"{file} is not a refold store: it is a database of something else")
         store = open_store(self.given)
         try:
@@ -152,6 +138,37 @@ class Access:
         path = self.given.removeprefix("sqlite:///").partition("?")[0]
         return Path(path) if self.given.startswith("sqlite:///") and path not in ("", ":memory:") else None
 
+    def existing(self, store: Store, id: str, owner: str, *, for_reading: bool = False) -> Key:
+        """The key of a conversation that exists, damaged or not.
+
+        Commands that only read (`for_reading`) may omit the owner where the store is local: if exactly one
+        other owner has a conversation of that id, its key is returned and stderr names the owner.
+
+        Raises:
+            NotFoundError: there is no such conversation.
+        """
+        key = Key(owner, id)
+        try:
+            if next(store.read(key, 0, 1), None) is not None:
+                return key
+        except (CorruptError, ValueError):
+            return key
+        names = [row.key.conversation for row in store.conversations(owner)]
+        if id in names:  # a fork without events
+            return key
+        others: list[str] = []
+        if self.given.startswith(("sqlite:", "memory:")):
+            others = [row.key.owner for row in store.conversations() if row.key.conversation == id]
+        if for_reading and owner == DEFAULT_OWNER and len(others) == 1:
+            complain(f"{id!r} belongs to the owner {others[0]!r} (--owner {quoted(others[0])})")
+            return Key(others[0], id)
+        advice = "`refold list --all-owners` shows every conversation"
+        if others:
+            advice = f"The owner {' or '.join(map(repr, others))} has one: give --owner"
+        elif close := get_close_matches(id, names, 1):
+            advice = f"Did you mean {close[0]!r}? {advice}"
+        raise NotFoundError(f"There is no conversation {id!r} in {self.shown}. {advice}")
+
     @contextmanager
     def session(
         self, id: str, owner: str, view: str = "main", *, for_reading: bool = False, **rest: Any
@@ -162,9 +179,18 @@ class Access:
             NotFoundError: there is no such conversation.
         """
         with self.open() as store:
-            key = existing(store, self.shown, Key(owner, id), for_reading=for_reading)
+            key = self.existing(store, id, owner, for_reading=for_reading)
             with reporting_damage(id):
                 yield Session(store, key, config=self.config, view=view, **rest)
+
+
+def with_access(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command --store and --config, and calls it with the access to that store."""
+
+    def run(store: StoreUrl = None, config: ConfigFile = None, **own: Any) -> None:
+        command(Access.to(store, config), **own)
+
+    return _with_options_of(command, run)
 
 
 def with_session(command: Callable[..., None], *, for_reading: bool = False) -> Callable[..., None]:
@@ -178,59 +204,36 @@ def with_session(command: Callable[..., None], *, for_reading: bool = False) -> 
         view: ViewName = "main",
         **own: Any,
     ) -> None:
-        access = Access.to(store, config)
-        with access.session(id, owner, view, for_reading=for_reading) as session:
+        with Access.to(store, config).session(id, owner, view, for_reading=for_reading) as session:
             command(session, **own)
 
-    first, *options, _ = signature(run).parameters.values()
-    _, *own, json = signature(command).parameters.values()
-    named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (first, *own, *options, json)]
+    return _with_options_of(command, run)
+
+
+def reading(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command that changes nothing: see `Access.existing`."""
+    return with_session(command, for_reading=True)
+
+
+def _with_options_of(command: Callable[..., None], run: Callable[..., None]) -> Callable[..., None]:
+    """Gives `run` the options of the command too; those that all commands share come last."""
+    last = ("store", "config", "owner", "view", "json")
+    *shared, _ = signature(run).parameters.values()
+    _, *own = signature(command).parameters.values()
+    named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
+    named.sort(key=lambda one: last.index(one.name) if one.name in last else -1)
     run.__signature__, run.__doc__ = Signature(named), command.__doc__  # type: ignore[attr-defined]
     return run
 
 
-def reading(command: Callable[..., None]) -> Callable[..., None]:
-    """The same for a command that changes nothing: see `existing`."""
-    return with_session(command, for_reading=True)
-
-
 def configured(config: Path | None) -> Config:
     """The configuration from a file, or from the default file in this folder."""
-    if config is None and Path(CONFIG).is_file():
-        config = Path(CONFIG)
-    return load_config(config)
+    return load_config(config or default_config())
 
 
-def existing(store: Store, url: str, key: Key, *, for_reading: bool = False) -> Key:
-    """Returns the key if the conversation exists, damaged or not.
-
-    Commands that only read (`for_reading`) may omit the owner where the store is local: if exactly one other
-    owner has a conversation of that id, its key is returned and stderr names the owner.
-
-    Raises:
-        NotFoundError: there is no such conversation.
-    """
-    try:
-        if next(store.read(key, 0, 1), None) is not None:
-            return key
-    except (CorruptError, ValueError):
-        return key
-    names = [row.key.conversation for row in store.conversations(key.owner)]
-    if key.conversation in names:  # a fork without events
-        return key
-    owners = list[str]()
-    if url.startswith(("sqlite:", "memory:")):
-        owners = [row.key.owner for row in store.conversations() if row.key.conversation == key.conversation]
-    if for_reading and key.owner == DEFAULT_OWNER and len(owners) == 1:
-        owner = owners[0]
-        complain(f"{key.conversation!r} belongs to the owner {owner!r} (--owner {quoted(owner)})")
-        return Key(owner, key.conversation)
-    advice = "`refold list --all-owners` shows every conversation"
-    if owners:
-        advice = f"The owner {' or '.join(map(repr, owners))} has one: give --owner"
-    elif close := get_close_matches(key.conversation, names, 1):
-        advice = f"Did you mean {close[0]!r}? {advice}"
-    raise NotFoundError(f"There is no conversation {key.conversation!r} in {url}. {advice}")
+def default_config() -> Path | None:
+    """The configuration file in this folder, if there is one."""
+    return Path(CONFIG) if Path(CONFIG).is_file() else None
 
 
 @contextmanager

@@ -2,12 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 
-from refold.cli.options import CONFIG, Access, ConfigFile, Json, Owner, StoreUrl
+from refold.cli.options import (
+    CONFIG,
+    DEFAULT_OWNER,
+    Access,
+    ConfigFile,
+    Json,
+    Owner,
+    StoreUrl,
+    default_config,
+    option,
+    with_access,
+)
 from refold.cli.terminal import emit, say
 from refold.config.serving import Right, TokenSettings
 from refold.core.errors import SettingError
@@ -16,22 +26,11 @@ Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 def serve(
-    host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="HOST", help="The address to listen on; default: 127.0.0.1."),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", metavar="N", help="The port; 0 takes any free one; default: 8787.")
-    ] = None,
-    upstream_openai: Annotated[
-        str | None, typer.Option("--upstream-openai", metavar="URL", help="Such as https://host/v1.")
-    ] = None,
-    upstream_anthropic: Annotated[
-        str | None, typer.Option("--upstream-anthropic", metavar="URL", help="Such as https://host.")
-    ] = None,
-    log_level: Annotated[
-        str, typer.Option("--log-level", metavar="LEVEL", help=f"{', '.join(get_args(Level))}.")
-    ] = "info",
+    host: Annotated[str | None, option("The address to listen on; default: 127.0.0.1.", "HOST")] = None,
+    port: Annotated[int | None, option("The port; 0 takes any free one; default: 8787.", "N")] = None,
+    upstream_openai: Annotated[str | None, option("Such as https://host/v1.", "URL")] = None,
+    upstream_anthropic: Annotated[str | None, option("Such as https://host.", "URL")] = None,
+    log_level: Annotated[str, option(f"{', '.join(get_args(Level))}.", "LEVEL")] = "info",
     store: StoreUrl = None,
     config: ConfigFile = None,
 ) -> None:
@@ -44,18 +43,17 @@ def serve(
         raise typer.BadParameter(f"expected one of {', '.join(get_args(Level))}", param_hint="--log-level")
     upstreams = _given(openai=upstream_openai, anthropic=upstream_anthropic)
     settings = _given(host=host, port=port, upstreams=upstreams or None)
-    file = config or (Path(CONFIG) if Path(CONFIG).is_file() else None)
+    file = config or default_config()
     sources = [*([file] if file else []), {"serve": settings}]
     serve_command()(store, config=sources, log_level=log_level, tell=_say_addresses)
 
 
 def token(
     owner: Annotated[
-        str, typer.Option("--owner", metavar="NAME", help="The owner whose conversations it gives access to.")
+        str, option("The owner whose conversations it gives access to.", "NAME")
     ] = TokenSettings().owner,
     scope: Annotated[
-        list[str] | None,
-        typer.Option("--scope", metavar="SCOPE", help=f"{', '.join(get_args(Right))}; may be repeated."),
+        list[str] | None, option(f"{', '.join(get_args(Right))}; may be repeated.", "SCOPE")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -113,20 +111,14 @@ def requiring_extra(name: str) -> Iterator[None]:
         raise SettingError(f"refold {name}", f'is not installed: pip install "refold[{name}]"') from error
 
 
+HTTP_HELP = "Serve HTTP on 127.0.0.1, at /mcp; 0 takes any free port. Default: stdin and stdout."
+
+
+@with_access
 def mcp(
-    http: Annotated[
-        int | None,
-        typer.Option(
-            "--http",
-            metavar="PORT",
-            min=0,
-            max=65_535,
-            help="Serve HTTP on 127.0.0.1, at /mcp; 0 takes any free port. Default: stdin and stdout.",
-        ),
-    ] = None,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
+    access: Access,
+    http: Annotated[int | None, option(HTTP_HELP, "PORT", min=0, max=65_535)] = None,
+    owner: Owner = DEFAULT_OWNER,
 ) -> None:
     """Serve conversations to an MCP client, as tools and resources.
 
@@ -140,12 +132,9 @@ def mcp(
     """
     with requiring_extra("mcp"):
         from refold.adapters.mcp import run
-    access = Access.to(store, config)
     with access.open(create=True) as backend:
-        run(
-            backend,
-            owner=owner,
-            config=access.config,
-            http=http,
-            tell=lambda url: say(f"refold serves MCP at {url}"),
-        )
+        run(backend, owner=owner, config=access.config, http=http, tell=_say_mcp_address)
+
+
+def _say_mcp_address(url: str) -> None:
+    say(f"refold serves MCP at {url}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.cli.format import plural
-from refold.cli.options import Access, ConfigFile, Json, StoreUrl
+from refold.cli.options import Access, Json, flag, with_access
 from refold.cli.terminal import complain, emit, progress, say
 from refold.core.errors import CorruptError, RefoldError, SettingError
 from refold.session.inspect import parse
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 MAX_REFUSED = 50
 """Refused messages that are printed one by one."""
 
-WithRefused = Annotated[
-    bool, typer.Option("--refused", help="Deliver messages again that the memory refused.")
-]
 
-
+@with_access
 def sync(
-    refused: WithRefused = False, store: StoreUrl = None, config: ConfigFile = None, json: Json = False
+    access: Access,
+    refused: Annotated[bool, flag("Deliver messages again that the memory refused.", "--refused")] = False,
+    json: Json = False,
 ) -> None:
     """Deliver pending messages to a memory store.
 
@@ -35,33 +34,32 @@ def sync(
     from refold.session.memories import spoken
     from refold.stores.hybrid import HybridStore
 
-    access = Access.to(store, config)
-    problems = list[tuple[Key, str]]()
+    problems: dict[Key, str] = {}
     with access.open() as backend:
         if not isinstance(backend, HybridStore):
             raise SettingError(f"store {access.shown!r}", "has no memory to deliver to")
         backend.listen(spoken(parse))
-        skipped = [one.key for one in _refused(backend, [])] if refused else []
+        skipped = [one.key for one in _refused(backend, {})] if refused else []
         keys = list(dict.fromkeys([*backend.left(), *skipped]))
         with progress("Delivering", len(keys)) as advance:
             for key in keys:
                 try:
                     if not backend.drain(key, with_refused=refused):
-                        problems.append((key, "another process is delivering it"))
+                        problems[key] = "another process is delivering it"
                 except RefoldError as error:
-                    problems.append((key, str(error)))
+                    problems[key] = str(error)
                 advance(1)
         done = len(keys) - len(problems)
         still = _refused(backend, problems)
     if json:
-        left = [{**key._asdict(), "problem": why} for key, why in problems]
+        left = [{**key._asdict(), "problem": why} for key, why in problems.items()]
         passed = [{**key._asdict(), "at": at, "problem": why} for key, at, why in still]
         emit({"conversations": len(keys), "left": left, "refused": passed})
     else:
-        for (_, conversation), why in problems:
-            complain(f"{conversation}: {why}")
-        for (_, conversation), at, why in still[:MAX_REFUSED]:
-            complain(f"{conversation} #{at} was refused and is skipped: {why}")
+        for key, why in problems.items():
+            complain(f"{key.conversation}: {why}")
+        for key, at, why in still[:MAX_REFUSED]:
+            complain(f"{key.conversation} #{at} was refused and is skipped: {why}")
         if len(still) > MAX_REFUSED:
             complain(f"… and {len(still) - MAX_REFUSED:,} more: see --json")
         result = f"{plural(done, 'conversation')} delivered, {len(problems)} left"
@@ -72,12 +70,12 @@ def sync(
         raise typer.Exit(1)
 
 
-def _refused(store: "HybridStore", problems: list[tuple[Key, str]]) -> "list[RefusedMessage]":
+def _refused(store: "HybridStore", problems: dict[Key, str]) -> "list[RefusedMessage]":
     """Refused messages of all conversations; a list that cannot be read is one more problem."""
     found: list[RefusedMessage] = []
     for key in store.refusing():
         try:
             found += store.refused(key)
         except CorruptError as error:
-            problems.append((key, str(error)))
+            problems[key] = str(error)
     return found

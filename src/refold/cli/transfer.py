@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -11,15 +11,16 @@ from refold.cli.format import one_line, plural, quoted
 from refold.cli.options import (
     DEFAULT_OWNER,
     Access,
-    ConfigFile,
     DialectOption,
     InFile,
     Json,
     OutFile,
     Owner,
-    StoreUrl,
-    existing,
+    argument,
+    flag,
+    option,
     reporting_damage,
+    with_access,
 )
 from refold.cli.options import ids as known_ids
 from refold.cli.terminal import complain, emit, progress, say, writing
@@ -30,9 +31,9 @@ from refold.dialects.registry import TARGETS
 from refold.session.copy import copy as copy_conversations
 from refold.session.copy import copy_settings
 from refold.session.export import export_lines, load_lines
-from refold.session.files import FileConversation, conversations, export_in, intake_for, read_file
+from refold.session.files import conversations, export_in, intake_for, read_file
 from refold.session.session import Session
-from refold.stores.store import ConversationInfo, Key, Store
+from refold.stores.store import Key, Store
 from refold.stores.url import shown_url
 
 BATCH = 5_000
@@ -47,20 +48,17 @@ class ImportedConversation(msgspec.Struct, frozen=True):
     tokens: int
 
 
+@with_access
 def import_(
+    access: Access,
     file: InFile,
     id: Annotated[
-        str | None,
-        typer.Option("--id", metavar="ID", help="The id; default: the id in the file, or the file's name."),
+        str | None, option("The id; default: the id in the file, or the file's name.", "ID")
     ] = None,
-    append: Annotated[bool, typer.Option("--append", help="Append to an existing conversation.")] = False,
+    append: Annotated[bool, flag("Append to an existing conversation.", "--append")] = False,
     dialect: DialectOption = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="M", help="The model whose tokens are counted.")
-    ] = None,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
+    model: Annotated[str | None, option("The model whose tokens are counted.", "M")] = None,
+    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Import conversations from a file.
@@ -68,20 +66,17 @@ def import_(
     The file contains an export of refold, a JSON list of messages in any dialect, a request with such a list
     as `messages` or `input`, or one conversation per line. The JSON of each message is kept byte for byte.
     """
-    access = Access.to(store, config)
     data = read_file(file)
     lines = export_in(data)
-    if lines is not None:
-        with access.open(create=True) as backend:
+    # Nothing is stored before everything is parsed.
+    drafts = _drafts(data, id, file, access.config, model, dialect) if lines is None else {}
+    with access.open(create=True) as backend:
+        if lines is None:
+            done = _store(backend, drafts, owner, append)
+        else:
             key = load_lines(lines, backend, id, owner)
             state = Session(backend, key).inspect.state
             done = [ImportedConversation(key.conversation, state.index, state.total)]
-    else:
-        name = "stdin" if file == "-" else file
-        intake = intake_for(access.config, model, dialect)
-        drafts = _parse_files(conversations(data, name), id, file, intake)
-        with access.open(create=True) as backend:
-            done = _store(backend, drafts, owner, append)
     if json:
         emit({"did": "import", "store": access.shown, "conversations": done})
         return
@@ -92,22 +87,22 @@ def import_(
     say(f"Show it: refold show {quoted(done[0].id)}" if len(done) == 1 else "List them: refold list")
 
 
-def _parse_files(
-    found: Sequence[FileConversation], id: str | None, file: str, intake: Any
+def _drafts(
+    data: bytes, id: str | None, file: str, config: Config, model: str | None, dialect: str | None
 ) -> dict[str, list[Draft]]:
-    """All messages by conversation: nothing is stored before everything is parsed."""
+    """The messages of a file by the conversations they go to."""
+    found = conversations(data, "stdin" if file == "-" else file)
     if id is not None and len(found) > 1:
         raise typer.BadParameter(f"the file has {len(found)} conversations", param_hint="--id")
+    intake = intake_for(config, model, dialect)
     drafts: dict[str, list[Draft]] = {}
     with progress("Reading", sum(one.count for one in found)) as advance:
         for n, one in enumerate(found, 1):
             name = id or one.id
+            if not name and file == "-":
+                raise typer.BadParameter("required, as stdin has no file name", param_hint="--id")
             if not name:
-                if file == "-":
-                    raise typer.BadParameter("required, as stdin has no file name", param_hint="--id")
-                name = Path(file).stem
-                if len(found) > 1:
-                    name += f"-{n}"
+                name = f"{Path(file).stem}-{n}" if len(found) > 1 else Path(file).stem
             if name in drafts:
                 raise ConflictError(f"{one.where}: the file has the id {name!r} twice")
             drafts[name] = one.drafts(intake)
@@ -145,24 +140,15 @@ def _store(
     return done
 
 
+@with_access
 def export(
-    ids: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ID…", help="The conversations.", autocompletion=known_ids, show_default=False
-        ),
-    ],
-    format: Annotated[
-        str | None,
-        typer.Option("--format", metavar="F", help=f"The format of an API: {', '.join(TARGETS)}."),
-    ] = None,
+    access: Access,
+    ids: Annotated[list[str], argument("The conversations.", "ID…", autocompletion=known_ids)],
+    format: Annotated[str | None, option(f"The format of an API: {', '.join(TARGETS)}.", "F")] = None,
     view: Annotated[
-        bool,
-        typer.Option("--view", help="With --format: the current view instead of all recorded messages."),
+        bool, flag("With --format: the current view instead of all recorded messages.", "--view")
     ] = False,
     out: OutFile = None,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
     owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
@@ -181,9 +167,8 @@ def export(
         raise typer.BadParameter("requires --format", param_hint="--view")
     if format is None and len(ids) > 1:
         raise typer.BadParameter("several conversations require --format", param_hint="ID")
-    access = Access.to(store, config)
     with access.open() as backend:
-        keys = [existing(backend, access.shown, Key(owner, id), for_reading=True) for id in ids]
+        keys = [access.existing(backend, id, owner, for_reading=True) for id in ids]
         lines = _exported(backend, access.config, keys, format, view)
         if out is None:
             for line in lines:
@@ -214,20 +199,10 @@ def _exported(
 
 
 def copy(
-    source: Annotated[
-        str, typer.Argument(metavar="FROM", help="The URL of the source store.", show_default=False)
-    ],
-    target: Annotated[
-        str, typer.Argument(metavar="TO", help="The URL of the target store.", show_default=False)
-    ],
-    id: Annotated[
-        list[str] | None,
-        typer.Option("--id", metavar="ID", help="Only this conversation; may be repeated."),
-    ] = None,
-    owner: Annotated[
-        str | None,
-        typer.Option("--owner", metavar="NAME", help="Only this owner's conversations; default: all."),
-    ] = None,
+    source: Annotated[str, argument("The URL of the source store.", "FROM")],
+    target: Annotated[str, argument("The URL of the target store.", "TO")],
+    id: Annotated[list[str] | None, option("Only this conversation; may be repeated.", "ID")] = None,
+    owner: Annotated[str | None, option("Only this owner's conversations; default: all.", "NAME")] = None,
     json: Json = False,
 ) -> None:
     """Copy conversations from one store to another.
@@ -239,7 +214,13 @@ def copy(
     if source == target:
         raise typer.BadParameter("is the same store as FROM", param_hint="TO")
     with Access.to(source, None).open() as old:
-        rows = _chosen(old, source, owner, id)  # before TO is created
+        rows = list(old.conversations(owner))
+        of_owner = "" if owner is None else f" of owner {owner!r}"
+        if missing := {*(id or ())} - {row.key.conversation for row in rows}:
+            raise NotFoundError(f"There is no conversation {min(missing)!r}{of_owner} in {shown_url(source)}")
+        if of_owner and not rows:
+            raise NotFoundError(f"There are no conversations{of_owner} in {shown_url(source)}")
+        rows = [row for row in rows if not id or row.key.conversation in id]
         with Access.to(target, None).open(create=True) as new:
             with progress("Copying", sum(row.next for row in rows)) as advance:
                 copied = list(copy_conversations(old, new, rows, advance))
@@ -257,13 +238,3 @@ def copy(
         say(f"{plural(len(copied), 'conversation')}: {plural(new_events, 'event')} copied{skipped}")
     if failed:
         raise typer.Exit(1)
-
-
-def _chosen(store: Store, url: str, owner: str | None, ids: list[str] | None) -> list[ConversationInfo]:
-    rows = list(store.conversations(owner))
-    of_owner = "" if owner is None else f" of owner {owner!r}"
-    if missing := {*(ids or ())} - {row.key.conversation for row in rows}:
-        raise NotFoundError(f"There is no conversation {min(missing)!r}{of_owner} in {shown_url(url)}")
-    if of_owner and not rows:
-        raise NotFoundError(f"There are no conversations{of_owner} in {shown_url(url)}")
-    return [row for row in rows if not ids or row.key.conversation in ids]

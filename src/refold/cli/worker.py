@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from refold.cli.format import one_line, plural
-from refold.cli.options import Access, ConfigFile, Json, StoreUrl
+from refold.cli.options import Access, Json, argument, flag, option, with_access
 from refold.cli.terminal import Cell, complain, emit, say, table
 from refold.core.errors import SettingError
 from refold.summaries.queue import QueuedJob, WorkerSettings, queue_of
@@ -23,32 +23,21 @@ ACTIONS = ("retry", "drop")
 STYLES = {"queued": "", "running": "yellow", "done": "green", "failed": "red"}
 
 
+DEFAULTS = WorkerSettings()
+SUMMARIZER_HELP = "openai/gpt-4o-mini, or your own as module:function; default: as configured."
+
+
+@with_access
 def worker(
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, help="Jobs at the same time.")
-    ] = WorkerSettings().concurrency,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Shown by refold jobs; default: the machine's name."),
-    ] = None,
-    summarizer: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--summarizer",
-            metavar="MODEL",
-            help="openai/gpt-4o-mini, or your own as module:function; default: as configured.",
-        ),
-    ] = None,
-    attempts: Annotated[
-        int, typer.Option("--attempts", metavar="N", min=1, help="Attempts before a job fails.")
-    ] = WorkerSettings().attempts,
+    access: Access,
+    concurrency: Annotated[int, option("Jobs at the same time.", "N", min=1)] = DEFAULTS.concurrency,
+    name: Annotated[str | None, option("Shown by refold jobs; default: the machine's name.", "NAME")] = None,
+    summarizer: Annotated[list[str] | None, option(SUMMARIZER_HELP, "MODEL")] = None,
+    attempts: Annotated[int, option("Attempts before a job fails.", "N", min=1)] = DEFAULTS.attempts,
     grace: Annotated[
-        float,
-        typer.Option("--grace", metavar="S", min=0, help="Seconds to finish in after a signal to stop."),
-    ] = WorkerSettings().grace_s,
-    once: Annotated[bool, typer.Option("--once", help="Do the jobs that wait now, then exit.")] = False,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
+        float, option("Seconds to finish in after a signal to stop.", "S", min=0)
+    ] = DEFAULTS.grace_s,
+    once: Annotated[bool, flag("Do the jobs that wait now, then exit.", "--once")] = False,
 ) -> None:
     """Write summaries and compact for sessions, until it is stopped.
 
@@ -57,7 +46,6 @@ def worker(
     """
     from refold.session.worker import run
 
-    access = Access.to(store, config)
     given = list(map(_summarizer, summarizer or ()))
     settings = WorkerSettings(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
     rest: dict[str, Any] = {"config": access.config, "summarizer": given or None, "name": name}
@@ -82,20 +70,13 @@ def _summarizer(name: str) -> Any:
     return found
 
 
+@with_access
 def jobs(
-    action: Annotated[
-        str | None,
-        typer.Argument(metavar="retry|drop", help="Retry a failed job, or drop it."),
-    ] = None,
-    id: Annotated[
-        int | None, typer.Argument(metavar="ID", help="The job to retry or drop.", show_default=False)
-    ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only failed jobs.")] = False,
-    every: Annotated[
-        bool, typer.Option("--all", help="Jobs finished within a day; default: within an hour.")
-    ] = False,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
+    access: Access,
+    action: Annotated[str | None, argument("Retry a failed job, or drop it.", "retry|drop")] = None,
+    id: Annotated[int | None, argument("The job to retry or drop.", "ID")] = None,
+    failed: Annotated[bool, flag("Only failed jobs.", "--failed")] = False,
+    every: Annotated[bool, flag("Jobs finished within a day; default: within an hour.", "--all")] = False,
     json: Json = False,
 ) -> None:
     """List the jobs of workers: queued, running, done and failed.
@@ -107,7 +88,6 @@ def jobs(
         raise typer.BadParameter(f"{action!r} is not an action; use {' or '.join(ACTIONS)}")
     if (action is None) != (id is None):
         raise typer.BadParameter("give an action and a job: refold jobs retry ID")
-    access = Access.to(store, config)
     with access.open() as backend:
         queue = queue_of(backend, f"store {access.shown!r}")
         if action is not None and id is not None:

@@ -4,7 +4,7 @@ Hidden files, links, key files and generated folders (`node_modules` and the lik
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,6 @@ MAX_SEARCHED_BYTES = 4_000_000
 MAX_HITS = 30
 MAX_LINE_CHARS = 400
 """The rest of a line is cut off."""
-LISTED_FILES = 25
-"""Files in one listing."""
 SKIPPED = frozenset(
     {"__pycache__", "bower_components", "build", "dist", "env", "node_modules", "site-packages"}
     | {"target", "vendor", "venv"}
@@ -50,33 +48,15 @@ class Folder:
         """Bytes of text that can be read."""
         return sum(min(size, MAX_BYTES) for size in self.sizes.values())
 
-    @property
-    def tools(self) -> Sequence[Callable[..., str]]:
-        return self.list_files, self.read_file, self.grep
-
-    def list_files(self, after: str = "") -> str:
-        """List the files and their sizes, some at a time.
-
-        Args:
-            after: The last path of the listing before; default: from the first on.
-        """
-        paths = list(self.sizes)
-        start = paths.index(self._known(after)) + 1 if after else 0
-        listed = paths[start : start + LISTED_FILES]
-        rows = [f"{self.sizes[path]} bytes: {path}" for path in listed]
-        left = len(paths) - start - len(listed)
-        end = f"{left} more: ask with after" if left else f"That is all, {len(paths)} files"
-        return "\n".join([*rows, end])
-
     def read_file(self, path: str, first: int = 1, lines: int = 100) -> str:
         """Read some lines of a file.
 
         Args:
-            path: As list_files prints it.
+            path: Relative to the folder.
             first: The first line to read, counting from 1.
             lines: The number of lines.
         """
-        all_lines = self._lines(path)
+        all_lines = self.lines(path)
         start = max(0, first - 1)
         part = all_lines[start : start + max(1, lines)]
         head = f"{path}: lines {first}-{first + len(part) - 1} of {len(all_lines)}"
@@ -95,18 +75,15 @@ class Folder:
                 break
             searched += size
             with suppress(OSError):  # it was deleted meanwhile
-                for n, line in enumerate(self._lines(path), 1):
+                for n, line in enumerate(self.lines(path), 1):
                     if text in line:
                         hits.append(f"{path}:{n}: {line.strip()[:MAX_LINE_CHARS]}")
         return "\n".join(hits[:MAX_HITS]) or "No line has it."
 
-    def _known(self, path: str) -> str:
+    def lines(self, path: str) -> list[str]:
         if path not in self.sizes:
-            raise NotFoundError(f"There is no file {path!r}; list_files names those that exist")
-        return path
-
-    def _lines(self, path: str) -> list[str]:
-        with (self.root / self._known(path)).open("rb") as opened:
+            raise NotFoundError(f"There is no file {path!r} in this folder")
+        with (self.root / path).open("rb") as opened:
             return opened.read(MAX_BYTES).decode("utf-8-sig", "replace").splitlines()
 
 

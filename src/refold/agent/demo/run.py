@@ -10,17 +10,16 @@ import msgspec
 import refold
 from refold.agent import Agent, Failed, Replied, Result
 from refold.agent.demo.folder import Folder
-from refold.agent.demo.model import LIKE, QUESTION, DemoModel, cached_tokens
+from refold.agent.demo.model import QUESTION, DemoModel
 from refold.agent.events import AgentEvent
 from refold.core.errors import RefoldError
 from refold.core.event import Replaced, Said
 from refold.core.expiry import EXPAND, SEARCH
 from refold.core.message import ToolResult, Usage
-from refold.models.limits import find
 from refold.session.session import Session
 from refold.stores.store import Store
 
-TASK = "Work through this folder: list it, read what is worth reading, and look for who uses what you find."
+TASK = "Work through this folder: read what is worth reading, and look for who uses what you find."
 ANSWER_STEPS = 20
 """Steps that the answer may take."""
 MIN_WINDOWS = 2
@@ -61,8 +60,6 @@ class DemoStep(msgspec.Struct, frozen=True):
     """Everything recorded before the step, and the tools: the request without refold."""
     sent: int
     """The request, as the provider counts it."""
-    cached: int
-    """Tokens of the request that the provider's cache had."""
     output: int
     saved: dict[str, int]
     """By each stage of the compaction right before the step."""
@@ -83,9 +80,6 @@ class DemoResult(msgspec.Struct, frozen=True):
     """By all steps together."""
     sent_without: int
     """By all steps together without refold, in an unlimited window."""
-    cost: float
-    """USD, including the prices for cached tokens."""
-    cost_without: float
     question: Question | None
     answer: str
     is_right: bool
@@ -107,13 +101,13 @@ def run_demo(
     folder: Folder, model: DemoModel, store: Store, conversation: str, on_step: Callable[[DemoStep], None]
 ) -> DemoResult:
     """Lets the model read, then asks it a question. Calls `on_step` after each step."""
+    most_steps = model.steps + ANSWER_STEPS
     with refold.open(conversation, store=store, config=model.config) as session:
         recorder = StepRecorder(session, on_step)
-        most_steps = model.steps + ANSWER_STEPS
         agent = Agent(
             "demo",
             model,
-            folder.tools,
+            [folder.read_file, folder.grep],
             config=model.config,
             store=store,
             max_steps=most_steps,
@@ -130,7 +124,6 @@ def run_demo(
     steps = recorder.steps
     room = model.window - model.max_output
     tools = [step.tool for step in steps[reading_steps:] if step.tool in (SEARCH, EXPAND)]
-    without = [0, *(step.recorded for step in steps)]  # each request begins with all of the one before it
     return DemoResult(
         folder=str(folder.root),
         conversation=conversation,
@@ -140,12 +133,7 @@ def run_demo(
         most_sent=max(step.sent for step in steps),
         ended_without=next((step.step for step in steps if step.recorded > room), None),
         sent=sum(step.sent for step in steps),
-        sent_without=sum(without),
-        cost=sum(_price(step.sent, step.cached, step.output) for step in steps),
-        cost_without=sum(
-            _price(step.recorded, cached_tokens(before), step.output)
-            for before, step in zip(without, steps, strict=False)
-        ),
+        sent_without=sum(step.recorded for step in steps),
         question=question,
         answer=answer,
         is_right=question is not None and question.line in answer,
@@ -198,10 +186,6 @@ def _text_of(result: Result) -> str:
     return result.text
 
 
-def _price(input: int, cached: int, output: int) -> float:
-    return find(LIKE, {}).limits.price(Usage(input, output, cache_read=cached))
-
-
 class StepRecorder:
     """Makes a `DemoStep` of each reply, from the events since the reply before it."""
 
@@ -237,7 +221,6 @@ class StepRecorder:
             argument=_argument(call.input) if call else reply.message.text,
             recorded=self._recorded,
             sent=usage.input,
-            cached=usage.cache_read,
             output=usage.output,
             saved=saved,
         )

@@ -1,36 +1,31 @@
 """The commands `refold bench retention`, `cost` and `speed`. What they need is imported when they run."""
 
 import sys
-from dataclasses import asdict
 from typing import Annotated, TypeAlias
 
 import typer
 
-from refold.core.codec import dumps
+from refold.cli.options import DEFAULT_OWNER, argument, flag, option
+from refold.cli.terminal import emit
 from refold.core.errors import SettingError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
-DataSource: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="DATA",
-        help="The URL of a store, a SQLite file, an export, a file of histories, a folder of such files, or"
-        " a folder with traces and probes.",
-        show_default=False,
-    ),
-]
-Only: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--conversation", metavar="ID", help="Only this conversation.")
-]
-OwnerName: TypeAlias = Annotated[str, typer.Option("--owner", metavar="NAME", help="The owner, in a store.")]
+DATA_HELP = (
+    "The URL of a store, a SQLite file, an export, a file of histories, a folder of such files, or"
+    " a folder with traces and probes."
+)
+DataSource: TypeAlias = Annotated[str, argument(DATA_HELP, "DATA")]
+Only: TypeAlias = Annotated[list[str] | None, option("Only this conversation.", "ID", "--conversation")]
+OwnerName: TypeAlias = Annotated[str, option("The owner, in a store.", "NAME", "--owner")]
 Policies: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="FILE,FILE,…", help="Configurations to compare with the default.")
+    str | None, option("Configurations to compare with the default.", "FILE,FILE,…", "--policy")
 ]
-Jobs: TypeAlias = Annotated[int, typer.Option(help="Processes.", min=1, max=64)]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
-Brief: TypeAlias = Annotated[bool, typer.Option("--brief", help="Print one small table.")]
-Markdown: TypeAlias = Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")]
+Least: TypeAlias = Annotated[int, option("Leave out smaller conversations.", "TOKENS", "--least")]
+Jobs: TypeAlias = Annotated[int, option("Processes.", "N", "--jobs", min=1, max=64)]
+AsJson: TypeAlias = Annotated[bool, flag("Print all numbers as JSON.", "--json")]
+Brief: TypeAlias = Annotated[bool, flag("Print one small table.", "--brief")]
+Markdown: TypeAlias = Annotated[bool, flag("Print tables in Markdown.", "--markdown")]
 
 
 @app.callback()
@@ -42,24 +37,21 @@ def bench() -> None:
 def retention(
     data: DataSource,
     budget: Annotated[
-        str | None,
-        typer.Option(metavar="P,P,…", help="Percent of each conversation's tokens; default: 50,25,10."),
+        str | None, option("Percent of each conversation's tokens; default: 50,25,10.", "P,P,…")
     ] = None,
     policy: Policies = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="M", help="With --policy: replaces the configurations' model.")
-    ] = None,
-    agent: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --policy: the agent whose settings are used.")
-    ] = None,
+    model: Annotated[str | None, option("With --policy: replaces the configurations' model.", "M")] = None,
+    agent: Annotated[str | None, option("With --policy: the agent whose settings are used.", "NAME")] = None,
     conversation: Only = None,
-    owner: OwnerName = "default",
-    source: Annotated[str | None, typer.Option(help="Only conversations of this source.")] = None,
-    least: Annotated[int, typer.Option(metavar="TOKENS", help="Leave out smaller conversations.")] = 8_000,
-    written: Annotated[bool, typer.Option(help="Also with a fake model that forgets and invents.")] = False,
-    controls: Annotated[bool, typer.Option(help="Also everything, nothing, the least, the newest.")] = True,
+    owner: OwnerName = DEFAULT_OWNER,
+    source: Annotated[str | None, option("Only conversations of this source.", "NAME")] = None,
+    least: Least = 8_000,
+    written: Annotated[bool, flag("Also with a fake model that forgets and invents.", "--written")] = False,
+    controls: Annotated[
+        bool, flag("Also everything, nothing, the least, the newest.", "--controls/--no-controls")
+    ] = True,
     jobs: Jobs = 2,
-    only_totals: Annotated[bool, typer.Option("--totals", help="One row for all sources.")] = False,
+    only_totals: Annotated[bool, flag("One row for all sources.", "--totals")] = False,
     as_json: AsJson = False,
     brief: Brief = False,
     markdown: Markdown = False,
@@ -90,7 +82,7 @@ def retention(
     rows = bench.measure(load(data, source, least, owner=owner, ids=conversation or ()), arms, jobs)
     failed = list(bench.failed_controls(rows))
     if as_json:
-        print(dumps(bench.to_json(rows)).decode())
+        emit(bench.to_json(rows))
     elif brief:
         show([bench.brief_table(rows)], markdown=markdown)
     else:
@@ -111,13 +103,11 @@ def retention(
 @app.command()
 def cost(
     data: DataSource,
-    models: Annotated[
-        str, typer.Option(metavar="M,M,…", help="Models with known prices.")
-    ] = "claude-sonnet-5,gpt-5",
+    models: Annotated[str, option("Models with known prices.", "M,M,…")] = "claude-sonnet-5,gpt-5",
     policy: Policies = None,
     conversation: Only = None,
-    owner: OwnerName = "default",
-    least: Annotated[int, typer.Option(metavar="TOKENS", help="Leave out smaller conversations.")] = 2_000,
+    owner: OwnerName = DEFAULT_OWNER,
+    least: Least = 2_000,
     jobs: Jobs = 2,
     as_json: AsJson = False,
     brief: Brief = False,
@@ -134,18 +124,18 @@ def cost(
     from refold.cli.bench.recorded import load
     from refold.cli.bench.tables import show
 
-    ways = bench.WAYS if policy is None else bench.ways_of(policy)
+    ways = bench.ways_of(policy)
     traces = load(data, least=least, owner=owner, ids=conversation or ())
     rows = bench.measure(traces, models.split(","), ways, jobs)
     if as_json:
-        print(dumps(bench.to_json(rows)).decode())
+        emit(bench.to_json(rows))
     else:
         show([bench.brief_table({"": rows}) if brief else bench.table(rows)], markdown=markdown)
 
 
 @app.command()
 def speed(
-    sizes: Annotated[list[int] | None, typer.Argument(metavar="SIZE", help="Messages.")] = None,
+    sizes: Annotated[list[int] | None, argument("Messages.", "[SIZE]...")] = None,
     as_json: AsJson = False,
     markdown: Markdown = False,
 ) -> None:
@@ -166,7 +156,7 @@ def speed(
         raise SettingError("SIZE", f"{min(sizes)} messages are no conversation; the smallest is 2")
     rows = bench.measure_all(sizes or bench.SIZES)
     if as_json:
-        print(dumps([asdict(row) for row in rows]).decode())
+        emit(rows)
     else:
         show([bench.table(rows)], markdown=markdown)
         print("Times are median / mean; ratios are to the floor of the same run.")

@@ -17,11 +17,11 @@ import msgspec
 import refold
 from refold.cli.bench.probes import extracted, with_key
 from refold.cli.bench.trace import DIALECT, EVERYTHING, MODEL, Json, Probe, Trace, counted, text_of
+from refold.cli.options import Access
 from refold.core.errors import CorruptError, NotFoundError
 from refold.session.export import export_lines
 from refold.session.files import conversations, export_in, read_file
 from refold.session.session import Session
-from refold.stores.store import Key, open_store
 from refold.stores.url import shown_url
 
 MIN_TOKENS = 8_000
@@ -68,14 +68,14 @@ def _read(data: str, owner: str, ids: Sequence[str]) -> Iterator[Trace]:
             f"There is no {data}; give a folder, a file of messages or exports, or the URL of a store"
         )
     if (path / "traces").is_dir():
-        found = _folder(path)
-        yield from (trace for trace in found if not ids or trace.id in ids)
+        yield from (trace for trace in _folder(path) if not ids or trace.id in ids)
         return
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in ENDINGS)
-    if not files:
-        raise NotFoundError(f"{data} has no files that end in {' or '.join(ENDINGS)}, and no folder traces")
+        if not files:
+            endings = " or ".join(ENDINGS)
+            raise NotFoundError(f"{data} has no files that end in {endings}, and no folder traces")
     for file in files:
         with file.open("rb") as opened:
             is_database = opened.read(len(SQLITE)) == SQLITE
@@ -108,21 +108,13 @@ def _without_notes(message: Json) -> Json:
 
 
 def _stored(url: str, source: str, owner: str, ids: Sequence[str]) -> Iterator[Trace]:
-    file = Path(url.removeprefix("sqlite:///").partition("?")[0])
-    if url.startswith("sqlite:///") and not file.exists():
-        raise NotFoundError(f"There is no store at {file}")  # opening it would create one
-    store = open_store(url)
-    try:
+    access = Access.to(url, None)
+    with access.open() as store:
         known = [row.key.conversation for row in store.conversations(owner)]
-        missing = sorted({*ids}.difference(known))
-        if missing:
-            raise NotFoundError(f"There is no conversation {missing[0]!r} in {shown_url(url)}")
-        for id in ids or known:
-            lines = export_lines(store, Key(owner, id))
+        for key in [access.existing(store, id, owner) for id in ids or known]:
+            lines = export_lines(store, key)
             with refold.load(lines, store="memory://") as copy:  # nothing may reach a memory service
-                yield _rendered(copy, id, source)
-    finally:
-        store.close()
+                yield _rendered(copy, key.conversation, source)
 
 
 def _file(file: Path) -> Iterator[Trace]:

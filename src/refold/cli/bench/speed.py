@@ -16,18 +16,18 @@ from statistics import mean, median
 
 import apsw
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
 import refold
 from refold.cli.bench.generate import conversation
 from refold.cli.bench.tables import BenchTable
 from refold.cli.bench.trace import Json
+from refold.cli.terminal import progress
 
 SIZES = (100, 1_000, 10_000, 100_000)
 STEPS = 200
 """Steps that are measured at each size."""
 BATCH = 500
+OPENINGS = 15
 TITLES = ("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
 
 
@@ -63,36 +63,29 @@ class SpeedRow:
     file_mb: float
     raw_file_mb: float
 
-    def cells(self) -> list[str]:
-        return [
-            f"{self.messages:,}",
-            f"{self.append}",
-            self.append.over(self.raw_append),
-            f"{self.fit}",
-            self.fit.over(self.floor),
-            f"{self.shown:,}",
-            f"{self.open_ms:.1f} ms",
-            f"{self.file_mb:,.2f} MB",
-            f"{self.file_mb / self.raw_file_mb:.2f}",
-        ]
-
 
 def measure_all(sizes: Sequence[int]) -> list[SpeedRow]:
-    """Measure each size, with a progress bar."""
+    """Measures each size, with a progress bar."""
     rows: list[SpeedRow] = []
-    with Progress(console=Console(stderr=True)) as bar, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
-            task = bar.add_task(f"{size:,} messages", total=size)
-            rows.append(measure(size, Path(folder), partial(bar.advance, task)))
+            with progress(f"{size:,} messages", size) as advance:
+                rows.append(measure(size, Path(folder), advance))
     return rows
 
 
 def table(rows: Sequence[SpeedRow]) -> BenchTable:
-    return BenchTable("A step, by the messages before it", TITLES, [row.cells() for row in rows], texts=0)
+    cells: list[list[str]] = []
+    for row in rows:
+        append = [f"{row.append}", row.append.over(row.raw_append)]
+        fit = [f"{row.fit}", row.fit.over(row.floor)]
+        file = [f"{row.file_mb:,.2f} MB", f"{row.file_mb / row.raw_file_mb:.2f}"]
+        cells.append([f"{row.messages:,}", *append, *fit, f"{row.shown:,}", f"{row.open_ms:.1f} ms", *file])
+    return BenchTable("A step, by the messages before it", TITLES, cells, texts=0)
 
 
-def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n: None) -> SpeedRow:
-    """Append and fit step by step, after so many messages."""
+def measure(size: int, folder: Path, advance: Callable[[int], None]) -> SpeedRow:
+    """Appends and fits step by step, after so many messages."""
     url = f"sqlite:///{folder}/refold-{size}.db"
     raw = RawLog(folder / f"raw-{size}.db")
     source = conversation(size + 2 * STEPS, seed=size)
@@ -105,7 +98,7 @@ def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n:
             chat.append(batch)
             raw.append(batch)
             chat.fit()
-            progress(len(batch))
+            advance(len(batch))
         file_mb = _megabytes(folder, f"refold-{size}")
         raw_mb = _megabytes(folder, f"raw-{size}")
         gc.collect()
@@ -119,17 +112,17 @@ def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n:
             counts = [line.tokens for line in chat.view().lines]
             floors.append(seconds(partial(_floor, shown, counts)))
         gc.enable()
-    opens = [seconds(partial(_open, url)) for _ in range(15)]
+    opens = [seconds(partial(_open, url)) for _ in range(OPENINGS)]
     return SpeedRow(
         size,
-        Times.of(appends),
-        Times.of(raw_appends),
-        Times.of(fits),
-        Times.of(floors),
-        len(shown),
-        median(opens) * 1e3,
-        file_mb,
-        raw_mb,
+        append=Times.of(appends),
+        raw_append=Times.of(raw_appends),
+        fit=Times.of(fits),
+        floor=Times.of(floors),
+        shown=len(shown),
+        open_ms=median(opens) * 1e3,
+        file_mb=file_mb,
+        raw_file_mb=raw_mb,
     )
 
 
@@ -138,11 +131,8 @@ class RawLog:
 
     def __init__(self, path: Path) -> None:
         self._db = apsw.Connection(str(path))
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute(
-            "CREATE TABLE log (conversation TEXT, at INTEGER, body TEXT, PRIMARY KEY (conversation, at))"
-        )
+        self._db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+        self._db.execute("CREATE TABLE log (id TEXT, at INTEGER, body TEXT, PRIMARY KEY (id, at))")
         self._at = 0
 
     def append(self, messages: Sequence[Json]) -> None:
