@@ -29,7 +29,6 @@ from refold.dialects.rules.targets import check_request
 from refold.models.count import counter
 from refold.policies.shorten import quoted
 from refold.session.results import Fitted
-from refold.session.session import Session
 from refold.testing.scribe import Scribe
 
 MIN_BUDGET = 4_000
@@ -124,7 +123,7 @@ class Run:
 
 
 def replay(trace: Trace, arm: Arm, budget: int | None = None) -> Run:
-    """Replay a conversation; the budget is the arm's, unless given."""
+    """Replays a conversation; the budget is the arm's, unless given."""
     one = Replay(trace, arm, budget or arm.budget(trace))
     with one.session as session:
         for n, message in enumerate(trace.messages):
@@ -134,7 +133,7 @@ def replay(trace: Trace, arm: Arm, budget: int | None = None) -> Run:
                 one.step(n, needed, is_call=is_call)
             session.append(message, dialect=DIALECT)
         with suppress(OverBudgetError):
-            one.reach.check(session.fit(dialect=DIALECT).messages, one.run)
+            one.check_handles(session.fit(dialect=DIALECT).messages)
     return one.run
 
 
@@ -146,20 +145,24 @@ class Replay:
         configured = config.agent(arm.agent).model if arm.policy is not None else None
         model = arm.model or configured or MODEL
         summarizer = Scribe() if arm.name == "written" else None
-        self.trace, self.arm = trace, arm
+        self.trace = trace
+        self.arm = arm
         self.session = refold.open(
             "replay", store="memory://", model=model, config=config, agent=arm.agent, summarizer=summarizer
         )
         self.run = Run(arm, trace.source, Counter(conversations=1, dropped=trace.dropped))
         self.run.numbers["probes"] = len(trace.probes)
-        self.reach = Reach(self.session)
         self.sent: list[bytes] = []
         """The messages of the last request."""
         self._counts = trace.counts if model == MODEL else counted(trace.messages, model)
         self._counter = counter(model)
+        self._recorded: dict[int, list[str]] = {}
+        """The texts of each message by its place, as far as they were read."""
+        self._expanded = cache(self._expand)
+        self._returns = cache(self._is_returned)
 
     def step(self, n: int, needed: Sequence[Probe], *, is_call: bool) -> None:
-        """Make the request for message `n`, and look for what it needs."""
+        """Makes the request for message `n`, and looks for what it needs."""
         users = [k for k in range(n) if self.trace.messages[k]["role"] == "user"]
         must_have = sorted({*users[:1], *users[-1:]})
         numbers = self.run.numbers
@@ -180,22 +183,20 @@ class Replay:
 
     def _look_for(self, needed: Sequence[Probe], messages: list[Json]) -> None:
         text = "\n".join(map(text_of, messages))
-        lost: list[Probe] = []
         numbers = self.run.numbers
         rounds = min(numbers["batches"], MAX_ROUNDS)
         for probe in needed:
-            numbers["keyed"] += bool(probe.key)
-            if probe.value not in text:
-                lost.append(probe)
+            is_lost = probe.value not in text
+            numbers.update({"keyed": bool(probe.key), "lost": is_lost})
+            numbers.update({f"probes after {rounds}": 1, f"lost after {rounds}": is_lost})
+            if is_lost:
+                self.run.lost.append(probe)
+                opened = map(self._expanded, _handles(messages))
                 numbers["lost in view"] += bool(messages)  # a refused request has no view
-                numbers["expandable"] += self.reach.opens(messages, probe.value)
-                numbers["searchable"] += self.reach.finds(probe.value)
+                numbers["expandable"] += any(probe.value in text for text in opened)
+                numbers["searchable"] += self._finds(probe.value)
             elif probe.key and not has_key_near(text, probe.value, probe.key):
                 numbers["bare"] += 1
-        numbers["lost"] += len(lost)
-        numbers[f"probes after {rounds}"] += len(needed)
-        numbers[f"lost after {rounds}"] += len(lost)
-        self.run.lost += lost
 
     def _least(self, n: int, must_have: Sequence[int]) -> tuple[list[Json], int]:
         messages: list[Json] = []
@@ -219,11 +220,11 @@ class Replay:
             threshold = self.session.check_overflow().threshold
             self.run.worst = max(self.run.worst, report.tokens.final / threshold)
             self.run.numbers.update(batches=1, above=report.tokens.final > TARGET * threshold)
-            self.reach.check(fitted.messages, self.run)
+            self.check_handles(fitted.messages)
         return fitted.messages, report.tokens.final
 
     def _compare_with_last(self, sent: list[bytes], fitted: Fitted) -> None:
-        """Count how much of the last request begins this one: all of it where nothing was edited."""
+        """Counts how much of the last request begins this one: all of it where nothing was edited."""
         same = 0
         for old, new in zip(self.sent, sent, strict=False):
             if old != new:
@@ -234,52 +235,39 @@ class Replay:
         is_untouched = not fitted.report.edits and fitted.report.cache_break_at is None
         self.run.broken["prefix"] += is_untouched and same < len(sizes)
 
+    # What is hidden, and can be had by a handle of the request or by a search
 
-class Reach:
-    """What is hidden from a request and can be had by one of its handles, or by a search."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._recorded: dict[int, list[str]] = {}
-        self._has_all = cache(self._compare)
-        self._expanded = cache(self._expand)
-
-    def check(self, messages: list[Json], run: Run) -> None:
-        """Count the messages that are hidden, and those that no handle expands whole."""
-        self._catch_up()
-        items = [item for item in self._session.view().items if item.edit is not None]
+    def check_handles(self, messages: list[Json]) -> None:
+        """Counts the messages that are hidden, and those that no handle expands whole."""
+        self._read_new()
+        items = [item for item in self.session.view().items if item.edit is not None]
         shown = {line.at for item in items for line in item.lines}
         places = {at for item in items for at in item.span}
         hidden = [at for at in places - shown if any(self._recorded.get(at, ()))]
         handles = _handles(messages)
-        run.numbers["hidden"] += len(hidden)
+        self.run.numbers["hidden"] += len(hidden)
         for at in hidden:
-            run.broken["unreachable"] += not any(self._has_all(handle, at) for handle in handles)
+            self.run.broken["unreachable"] += not any(self._returns(handle, at) for handle in handles)
 
-    def opens(self, messages: list[Json], value: str) -> bool:
-        """True if expanding one of the request's handles returns the value."""
-        return any(value in self._expanded(handle) for handle in _handles(messages))
-
-    def finds(self, value: str) -> bool:
+    def _finds(self, value: str) -> bool:
         """True if a search for the value finds a message that has it."""
-        self._catch_up()
-        try:
-            hits = self._session.search(value)
-        except RefoldError:
-            return False
-        return any(value in text for hit in hits for text in self._recorded.get(hit.at, ()))
+        self._read_new()
+        with suppress(RefoldError):
+            found = [text for hit in self.session.search(value) for text in self._recorded.get(hit.at, ())]
+            return any(value in text for text in found)
+        return False
 
-    def _catch_up(self) -> None:
-        for new in self._session.get_range(len(self._recorded), sys.maxsize):
+    def _read_new(self) -> None:
+        for new in self.session.get_range(len(self._recorded), sys.maxsize):
             self._recorded[new.at] = [new.message.text, *(call.input for call in new.message.calls)]
 
-    def _compare(self, handle: int, at: int) -> bool:
+    def _is_returned(self, handle: int, at: int) -> bool:
         # an expansion doubles handles that occur in the text, as results of refold's own tools have them
         return all(quoted(text) in self._expanded(handle) for text in self._recorded[at])
 
     def _expand(self, handle: int) -> str:
         with suppress(RefoldError):
-            return str(self._session.expand(handle))
+            return str(self.session.expand(handle))
         return ""
 
 

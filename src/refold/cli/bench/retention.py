@@ -17,7 +17,7 @@ from refold.cli.bench.replay import CONTROLS, MAX_ROUNDS, Arm, Run, replay
 from refold.cli.bench.tables import BenchTable
 from refold.cli.bench.trace import Json, Trace
 from refold.config.config import DEFAULT, load_config
-from refold.core.errors import RefoldError, SettingError
+from refold.core.errors import SettingError
 
 Result = TypeVar("Result")
 NONE = "–"
@@ -80,9 +80,7 @@ def measure(traces: Sequence[Trace], arms: Sequence[Arm], jobs: int) -> list[Run
     sources = [*sorted({trace.source for trace in traces}), "total"]
     rows = {(arm, source): Run(arm, source) for arm in arms for source in sources}
     tasks = [(trace, arm) for trace in traces for arm in arms]
-    for run in in_processes(_try_replay, tasks, jobs):
-        if isinstance(run, str):
-            raise SettingError(*run.split(": ", 1))
+    for run in in_processes(replay, tasks, jobs):
         rows[run.arm, run.source].add(run)
         rows[run.arm, "total"].add(run)
     return list(rows.values())
@@ -101,14 +99,6 @@ def in_processes(
             pool.shutdown(cancel_futures=True)
 
 
-def _try_replay(trace: Trace, arm: Arm) -> Run | str:
-    """A replay, or its error as text: not every error can be passed between processes."""
-    try:
-        return replay(trace, arm)
-    except RefoldError as error:
-        return f"{arm} on {trace.id or trace.source}: {error}"
-
-
 def failed_controls(rows: Sequence[Run]) -> Iterator[str]:
     """What the controls did that they must not do; then no other number can be trusted."""
     numbers = {row.arm.name: row.numbers for row in totals(rows)}
@@ -125,31 +115,27 @@ def totals(rows: Sequence[Run]) -> list[Run]:
 
 def to_json(rows: Sequence[Run]) -> list[Json]:
     """Every number of every row, and the lost values."""
-    shares = [{"lost": row.share("lost", "probes"), "saved": row.share("saved", "full")} for row in rows]
-    values = [{"lost_values": row.lost} for row in rows]
-    plain = [msgspec.to_builtins(row) for row in rows]
-    return [row | some | lost for row, some, lost in zip(plain, shares, values, strict=True)]
+    found: list[Json] = []
+    for row in rows:
+        shares = {"lost": row.share("lost", "probes"), "saved": row.share("saved", "full")}
+        found.append(msgspec.to_builtins(row) | shares | {"lost_values": row.lost})
+    return found
 
 
 def brief_table(rows: Sequence[Run]) -> BenchTable:
     """What each arm saved and lost, without the controls."""
+    sums = totals(rows)
     lines: list[list[str]] = []
-    calls = 0
-    conversations = 0
-    for row in totals(rows):
-        calls = max(calls, row.numbers["calls"])
-        conversations = max(conversations, row.numbers["conversations"])
-        if row.arm.name in CONTROLS:
-            continue
-        lines.append(
-            [
-                NAMES.get(row.arm.name, row.arm.name),
-                f"{row.arm.percent} %" if row.arm.percent else NONE,
-                f"{row.share('saved', 'full'):.1%}",
-                f"{row.share('lost', 'probes'):.1%} of {row.numbers['probes']:,}",
-                NONE if row.arm.name == "newest" else f"{row.broken['unreachable']}",
-            ]
-        )
+    for row in sums:
+        name = row.arm.name
+        budget = f"{row.arm.percent} %" if row.arm.percent else NONE
+        unreachable = NONE if name == "newest" else f"{row.broken['unreachable']}"
+        saved = f"{row.share('saved', 'full'):.1%}"
+        if name not in CONTROLS:
+            lost = _share_of(row, "lost", "probes")
+            lines.append([NAMES.get(name, name), budget, saved, lost, unreachable])
+    calls = max(row.numbers["calls"] for row in sums)
+    conversations = max(row.numbers["conversations"] for row in sums)
     return BenchTable(f"{conversations} conversations, {calls:,} calls of a model", BRIEF, lines)
 
 
