@@ -420,7 +420,6 @@ def test_what_is_asked_for_often_takes_one_round_trip(postgres_url):
         session = refold.open("long", store=store, owner=KEY.owner)
         session.append([user_message(f"message {n}") for n in range(3_000)])
         session.close()
-        store._watch.close()  # whose notices are asked beside
         key, digest, taken = session.key, None, Counter[str]()
         for n in range(8):  # until all is prepared
             for name, deed in {
@@ -437,7 +436,6 @@ def test_what_is_asked_for_often_takes_one_round_trip(postgres_url):
                 taken[name] = relay.round_trips - before
                 if name == "append":
                     digest = result
-                    store._watch.close()
         assert taken.pop("open") <= 3
         assert taken.pop("acquire") == 2
         assert max(taken.values()) == 1
@@ -589,7 +587,6 @@ def cutting(postgres, postgres_url, tmp_path_factory):
     relay = Cutting(folder, ".s.PGSQL.5432", connect)
     store = PostgresStore(postgres_url.replace(str(postgres.folder), str(folder)), pool_size=1)
     store.append(Key("a", "to prepare"), entries(0, 1))
-    store._watch.close()
     yield store, relay
     store.close()
     relay.close()
@@ -607,7 +604,6 @@ def test_an_append_whose_answer_was_lost_is_found_and_not_stored_again(cutting, 
 
         relay.meanwhile, relay.left = go_on, 0
         assert store.append(KEY, [entry(n)], after=before) == digest
-        store._watch.close()
         digest = chain(digest, entry(n + 1))
     assert relay.cuts == 10
     assert verified(other, KEY) == entries(0, 20)
@@ -649,10 +645,8 @@ def test_whatever_is_cut_off_is_done_once(cutting, deed, monkeypatch):
     for n in count():  # each of the answers in turn
         key, cuts = Key("a", str(n)), relay.cuts
         store.append(key, entries(0, 3))
-        store._watch.close()
         relay.left = n
         deed(store, key)
-        store._watch.close()
         is_whole, relay.left = relay.cuts == cuts, None
         fork = [entry.body for entry in verified(store, Key("a", f"fork of {key.conversation}"))]
         leases = [(one.name, one.fence) for one in store.leases(key, 2.0)]
@@ -725,41 +719,12 @@ def test_peers_that_never_answer_again_are_told_in_time(hanging):
     relay, opened = hanging
     store = opened(statement_timeout_s=0.2, timeout_s=0.2)
     digest = store.append(KEY, entries(0, 1))
-    store._watch.close()
     relay.hung.set()
     with ThreadPoolExecutor(1) as pool:
         tried = pool.submit(store.append, KEY, entries(1, 2), after=digest)
         with pytest.raises(StoreError, match=r"may or may not be stored: read, or append again"):
             tried.result(30)
         pool.submit(store.close).result(30)
-
-
-def test_closing_waits_for_nobody_who_listens_to_a_peer_that_does_not_answer(hanging):
-    relay, opened = hanging
-    store = opened(timeout_s=50)
-    store.append(KEY, entries(0, 1))
-    until(lambda: not store._watch._changed)
-    relay.hung = Event()
-    relay.hung.set()  # connections from now on
-    assert not store.wait(KEY, 5, 0.05)
-    listener = store._watch._listener
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(store.close).result(30)
-    assert listener.is_alive()
-    relay.free.set()
-    listener.join(30)
-    assert not listener.is_alive()
-
-
-def test_nobody_listens_for_ever_to_a_server_that_is_away(server, monkeypatch):
-    monkeypatch.setattr("refold.stores.postgres_watch.IDLE_S", 0.1)
-    store = PostgresStore(server.database(), timeout_s=0.5)
-    assert not store.wait(KEY, 5, 0.05)
-    listener = store._watch._listener
-    server.kill()
-    until(lambda: not listener.is_alive())
-    assert store._watch._listener is None
-    store.close()
 
 
 def test_a_server_that_is_killed_and_restarted_loses_nothing_acknowledged(server):
@@ -814,7 +779,6 @@ def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_a
     store = PostgresStore(server.database(), timeout_s=0.3)
     chat = refold.open("a", store=store, model="gpt-5")
     chat.append(user_message("apple"))
-    store._watch.close()
     server.kill()
     with pytest.raises(StoreError, match="cannot be reached"):
         list(store.read(KEY))
@@ -834,10 +798,8 @@ def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_a
 
 def test_closing_waits_for_no_server_that_is_away(server):
     store = PostgresStore(server.database(), timeout_s=500)
-    with store._watch._lock:  # so that nothing is told yet
-        store.pool.run(lambda run: None)
-        server.kill()
-        store._watch._changed.add(b"a key")
+    store.append(KEY, entries(0, 1))
+    server.kill()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(store.close).result(30)
 
@@ -992,42 +954,13 @@ def append_elsewhere(reopen, at):
     store.close()
 
 
-def test_whoever_waits_is_woken_by_another_process(store, reopen, monkeypatch):
-    monkeypatch.setattr("refold.stores.postgres_watch.LOOK_S", 600.0)  # so that only a notice wakes him
+def test_whoever_waits_sees_what_another_process_appends(store, reopen):
     store.append(KEY, entries(0, 1))
     with ThreadPoolExecutor(3) as threads, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         for at in (1, 2):
             waiting = [threads.submit(store.wait, KEY, at, 500.0) for _ in range(2)]
-            listening = "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN refold'"
-            until(lambda listening=listening: run(store, listening)[0][0] >= 1)
             pool.submit(append_elsewhere, reopen, at).result()
             assert [one.result() for one in waiting] == [True, True]
-
-
-def test_what_others_say_on_the_channel_deafens_nobody(store, reopen, monkeypatch):
-    monkeypatch.setattr("refold.stores.postgres_watch.LOOK_S", 600.0)
-    store.append(KEY, entries(0, 1))
-    other = reopen()
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(store.wait, KEY, 1, 500.0)
-        until(lambda: run(store, "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN refold'")[0][0])
-        for told in ("hello", "abc", "00 zz", "", "é"):
-            run(other, f"NOTIFY refold, '{told}'")
-        other.append(KEY, entries(1, 2))
-        assert waiting.result(30)
-    assert store._watch._listener.is_alive()
-    other.close()
-
-
-def test_whoever_waits_sees_what_no_notice_told(store, reopen):
-    """A notice may get lost: this one is never sent."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(store.wait, KEY, 2, 60.0)
-        other = reopen()
-        other._watch.changed = lambda key: None
-        other.append(KEY, entries(0, 3))
-        assert waiting.result()
-        other.close()
 
 
 def test_the_same_entries_are_taken_in_once_whoever_comes_first(store, reopen):

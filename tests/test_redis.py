@@ -474,34 +474,24 @@ def test_an_id_that_many_said_takes_two_round_trips_to_say_and_three_to_locate(v
 # When things break
 
 
-def test_a_server_that_lost_its_functions_is_taught_them_again(store, raw):
+def test_a_server_that_lost_the_scripts_is_given_them_again(store, raw):
     store.append(KEY, entries(0, 1))
-    raw.function_flush()
     raw.script_flush()
     store.append(KEY, entries(1, 2))
     assert verified(store, KEY) == entries(0, 2)
 
 
-def test_a_user_who_may_not_use_functions_gets_scripts(server):
+def test_a_user_who_may_not_run_scripts_is_told(server):
     client = server.client()
-    client.execute_command(
-        "ACL", "SETUSER", "me", "on", ">secret", "~refold:*", "+@all", "-fcall", "-function"
-    )
+    client.execute_command("ACL", "SETUSER", "me", "on", ">secret", "~refold:*", "+@all", "-evalsha")
     store = from_url(f"unix://me:secret@{server.socket}")
-    fill(store, KEY)
-    store.fork(KEY, OTHER, 2)
-    assert [row.key for row in store.conversations()] == [OTHER, KEY]
-    assert client.function_list() == []
-    client.script_flush()
-    assert len(verified(store, KEY)) == 4
-    client.execute_command("ACL", "SETUSER", "me", "-evalsha")
     with pytest.raises(StoreError, match="does not allow it"):
         list(store.read(KEY))
 
 
-@pytest.mark.parametrize("ways", [("+fcall", "+function|load"), ("+evalsha", "+script|load")])
-def test_a_user_needs_no_rights_but_those_in_the_docs(server, ways):
+def test_a_user_needs_no_rights_but_those_in_the_docs(server):
     rights = ("~refold:*", "+@read", "+@write", "+@connection", "-@dangerous", "+time", "+waitaof")
+    ways = ("+evalsha", "+script|load")
     page = (Path(__file__).parents[1] / "docs/stores/redis.md").read_text()
     assert all(f"`{right}`" in page for right in (*rights, *ways, "+info"))
     server.client().execute_command("ACL", "SETUSER", "me", "on", ">secret", *rights, *ways, "+info")

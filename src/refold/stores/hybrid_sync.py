@@ -21,8 +21,6 @@ from refold.stores.store import Key, Memorizer, SpokenMessage
 BATCH_CHARS = 100_000
 PATIENCE_S = 5.0
 """How long closing waits for the service, and erasing for another process that delivers."""
-IDLE_S = 10.0
-"""The thread ends after so long without work."""
 WAIT_S = 0.5
 """Before a retry; doubled with every failure."""
 LONGEST_WAIT_S = 60.0
@@ -70,10 +68,6 @@ class RefusedMessage(NamedTuple):
     why: str
 
 
-class _RefusedError(StoreError):
-    """The service refuses one message after the other."""
-
-
 class RefusalNote(msgspec.Struct):
     of: str
     """Digest of the first entry, which tells the conversation from an earlier one of the same name."""
@@ -81,9 +75,8 @@ class RefusalNote(msgspec.Struct):
     """Places by the reason."""
 
 
-class SpokenEntry(NamedTuple):
-    message: SpokenMessage
-    link: Link
+class _RefusedError(StoreError):
+    """The service refuses one message after the other."""
 
 
 class MemorySync:
@@ -103,11 +96,17 @@ class MemorySync:
 
     def _start(self) -> None:
         self._pid = os.getpid()
+        self._is_closed = False
         self._using = RLock()
-        """Held while the thread uses the record, so that it does not use a closed one, which would reopen."""
+        """Held while the record is used and closed: a closed store would reopen."""
         self._changed = Condition()
+        self._thread: Thread | None = None
+        self._delivering: Key | None = None
         self._due: dict[Key, float] = {}
         """When the conversations are to be delivered."""
+        self._not_before = 0.0
+        """While the service fails, nothing is due earlier."""
+        self._failures = 0
         self._undelivered: dict[Key, int] = {}
         """How many entries were appended here since the last delivery."""
         self._known = BoundedDict[Key, None](MAX_KNOWN)
@@ -118,11 +117,6 @@ class MemorySync:
         self._accepted = 0
         self._stuck = BoundedDict[Key, int](MAX_KNOWN)
         """The value of `_accepted` when the service began to refuse a conversation's next message."""
-        self._delivering: Key | None = None
-        self._thread: Thread | None = None
-        self._failures = 0
-        self._not_before = 0.0
-        self._is_closed = False
 
     def open(self) -> None:
         """May be called again after `close`. A forked process starts anew."""
@@ -214,22 +208,17 @@ class MemorySync:
                 self._changed.notify_all()
 
     def _next(self) -> Key | None:
-        """Waits for a conversation that is due; None after `IDLE_S` without one."""
+        """Waits for the conversation that is due first; None if there is none."""
         with self._changed:
-            idle = time.monotonic() + IDLE_S
-            while not self._is_closed:
-                now = time.monotonic()
-                key = min(self._due, key=self._due.__getitem__, default=None)
-                due = idle if key is None else max(self._due[key], self._not_before)
-                if due > now:
-                    self._changed.wait(due - now)
-                elif key is None:
-                    break
-                else:
+            while self._due and not self._is_closed:
+                key = min(self._due, key=self._due.__getitem__)
+                wait_s = max(self._due[key], self._not_before) - time.monotonic()
+                if wait_s <= 0:
                     self._delivering = key
                     del self._due[key]
                     self._undelivered.pop(key, None)
                     return key
+                self._changed.wait(wait_s)
             self._thread = None
             self._changed.notify_all()
             return None
@@ -269,6 +258,9 @@ class MemorySync:
     def deliver(self, key: Key, lease: RenewedLease, *, batches: float = math.inf) -> bool:
         """Delivers what is after the cursor, which moves with every batch; False if `batches` were not all.
 
+        A message is skipped and noted if the service accepts others before or after it. If it accepts none,
+        the message is not at fault: the cursor stays, and the message is tried again.
+
         Raises:
             StoreError: the service fails, or refuses one message after the other.
         """
@@ -278,10 +270,73 @@ class MemorySync:
             if batches <= 0:
                 return False
             batches -= 1
-            self._send(key, lease, batch, last, refused)
+            refused += self._send(key, batch)
+            if not refused or self._accepted > self._stuck.get(key, self._accepted):
+                self._advance(key, lease, last, refused)
+                refused = []
+            elif len(refused) >= IN_A_ROW:
+                break
         if refused:
-            raise self._refusal(refused)
+            _, at, why = refused[0]
+            raise _RefusedError(
+                f"{self._memorizer.name} refuses the messages of {key.conversation!r} from #{at} on, and accepted"
+                f" nothing else meanwhile: {why}. They are recorded, and delivered again later"
+            )
         return True
+
+    def _batches(self, key: Key, next: int) -> Iterator[tuple[list[SpokenMessage], Link]]:
+        """The messages of each batch and the last entry that was read; the last batch may be empty."""
+        batch: list[SpokenMessage] = []
+        chars = 0
+        last = None
+        while links := self._read(key, next, CHUNK):  # the record is not in use while the service is called
+            for last in links:
+                next = last.entry.at + 1
+                if message := self._message(last.entry):
+                    batch.append(message)
+                    chars += len(message.text)
+                if len(batch) >= self._batch_size or chars >= BATCH_CHARS:
+                    yield batch, last
+                    batch = []
+                    chars = 0
+                    last = None
+        if last is not None:
+            yield batch, last
+
+    def _send(self, key: Key, batch: Sequence[SpokenMessage]) -> list[RefusedMessage]:
+        """Sends a batch, or its messages one by one if the service refuses it; returns those it refused."""
+        if self._is_closed:
+            raise StoreError("The store was closed; what is left is delivered later")
+        try:
+            if batch:
+                self._memorizer.remember(key, batch)
+                self._accepted += 1
+            return []
+        except MessageError as error:
+            self._stuck.setdefault(key, self._accepted)
+            if len(batch) == 1:
+                return [RefusedMessage(key, batch[0].at, error.problem)]
+        refused: list[RefusedMessage] = []
+        for message in batch:
+            refused += self._send(key, [message])
+        return refused
+
+    def _advance(
+        self, key: Key, lease: RenewedLease, last: Link, refused: Sequence[RefusedMessage]
+    ) -> None:
+        """Moves the cursor after an entry, and notes what was refused up to there."""
+        self._require_present(key, last)
+        with self._open_record() as record:
+            lease.acquire()
+            if lease.rival is not None:
+                raise StoreError("The delivery took so long that another process continues it")
+            if refused:
+                known: list[RefusedMessage] = []
+                with suppress(CorruptError):  # an unreadable note is replaced
+                    known = self.refused(key)
+                self._set_refused(key, [*known, *refused])
+            record.set_cursor(key, self._name, last.entry.at + 1)
+        self._stuck.pop(key, None)
 
     def retry_refused(self, key: Key) -> None:
         """
@@ -301,78 +356,6 @@ class MemorySync:
                     self._require_present(key, link)
         finally:
             self._set_refused(key, list(left.values()))
-
-    def _batches(self, key: Key, next: int) -> Iterator[tuple[list[SpokenEntry], Link]]:
-        """The messages of each batch and the last entry that was read; the last batch may be empty."""
-        batch: list[SpokenEntry] = []
-        chars = 0
-        last = None
-        while links := self._read(key, next, CHUNK):  # the record is not in use while the service is called
-            for last in links:
-                next = last.entry.at + 1
-                if message := self._message(last.entry):
-                    batch.append(SpokenEntry(message, last))
-                    chars += len(message.text)
-                if len(batch) >= self._batch_size or chars >= BATCH_CHARS:
-                    yield batch, last
-                    batch = []
-                    chars = 0
-                    last = None
-        if last is not None:
-            yield batch, last
-
-    def _send(
-        self,
-        key: Key,
-        lease: RenewedLease,
-        batch: Sequence[SpokenEntry],
-        last: Link,
-        refused: list[RefusedMessage],
-    ) -> None:
-        """Sends one batch, or its messages one by one if the service refuses something in it.
-
-        A message is skipped if the service accepts others around it. If it accepts none, the message is not
-        at fault: it is added to `refused`, and tried again.
-        """
-        if self._is_closed:
-            raise StoreError("The store was closed; what is left is delivered later")
-        try:
-            if batch:
-                self._memorizer.remember(key, [one.message for one in batch])
-                self._accepted += 1
-        except MessageError as error:
-            before = self._stuck.setdefault(key, self._accepted)
-            if len(batch) == 1:
-                refused.append(RefusedMessage(key, batch[0].message.at, error.problem))
-            else:
-                for one in batch:
-                    self._send(key, lease, [one], one.link, refused)
-            if self._accepted == before:
-                if len(refused) >= IN_A_ROW:
-                    raise self._refusal(refused) from error
-                return
-        if refused and not batch:
-            return
-        self._require_present(key, last)
-        with self._open_record() as record:
-            lease.acquire()
-            if lease.rival is not None:
-                raise StoreError("The delivery took so long that another process continues it")
-            if refused:
-                known: list[RefusedMessage] = []
-                with suppress(CorruptError):  # an unreadable note is replaced
-                    known = self.refused(key)
-                self._set_refused(key, [*known, *refused])
-                refused.clear()
-            record.set_cursor(key, self._name, last.entry.at + 1)
-        self._stuck.pop(key, None)
-
-    def _refusal(self, refused: Sequence[RefusedMessage]) -> _RefusedError:
-        key, at, why = refused[0]
-        return _RefusedError(
-            f"{self._memorizer.name} refuses the messages of {key.conversation!r} from #{at} on, and accepted"
-            f" nothing else meanwhile: {why}. They are recorded, and delivered again later"
-        )
 
     def _require_present(self, key: Key, last: Link) -> None:
         """Makes the service forget a conversation that was erased during the delivery.
@@ -434,9 +417,8 @@ class MemorySync:
             for one in refused:
                 note.refused.setdefault(one.why, []).append(one.at)
             body = pack(msgspec.json.encode(note))
-            self._record.set_cursor(
-                key, f"refused by {self._name}", 0
-            )  # before the note, which is found by it
+            # Before the note, which is found by it
+            self._record.set_cursor(key, f"refused by {self._name}", 0)
         if body != (self._record.note(self._refusal_note(key)) or b""):
             self._record.keep_note(self._refusal_note(key), body)
 

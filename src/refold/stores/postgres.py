@@ -16,7 +16,6 @@ from refold.core.event import Expiry
 from refold.stores.packing import pack, to_text
 from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry
 from refold.stores.postgres_pool import PostgresOptions, PostgresPool, PostgresQueries, split_options
-from refold.stores.postgres_watch import PostgresWatch
 from refold.stores.shelf import LEASE, SNAPSHOT, Shelf, decode_snapshot, require_held
 from refold.stores.sql import migrations, require_known
 from refold.stores.store import (
@@ -36,6 +35,8 @@ STATEMENT_BYTES = 64 << 20
 MAX_ERASED = 200
 """Conversations erased in one transaction: each holds one of the server's locks until the end."""
 MAX_PLACE = 1 << 32
+POLL_S, LONGEST_POLL_S = 0.05, 0.25
+"""How often a waiter looks for new entries: less and less often while there are none."""
 OLDEST_SERVER = 13
 UNKNOWN = ". The last append may or may not be stored: read, or append again with the same ids"
 
@@ -59,7 +60,6 @@ class PostgresStore(PostgresIndex, Shelf):
         except BaseException:
             self.pool.close()
             raise
-        self._watch = PostgresWatch(self.pool)
 
     def _open_schema(self, run: PostgresQueries) -> None:
         """Creates or migrates the tables, in one transaction, if they are not there or older.
@@ -124,7 +124,6 @@ class PostgresStore(PostgresIndex, Shelf):
                 digests.append(chain(digests[-1], entry))
             stored, next, last, held = self._append(key, entries, digests, lease)
             if stored:
-                self._watch.changed(key_digest(key))
                 return digests[-1]
             _require(key, entries, after, lease, next, last, held)
             known = None  # the conversation was erased and started again in between
@@ -193,11 +192,17 @@ class PostgresStore(PostgresIndex, Shelf):
         return {to_text(id): (Key(owner, to_text(name)), at) for id, at, name in rows}
 
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
-        def there() -> bool:
+        until = time.monotonic() + seconds
+        pause_s = POLL_S
+        while True:
             rows = self.pool("tip", key=key_digest(key), lease=None)
-            return bool(rows) and rows[0][0] > next
-
-        return self._watch.wait(key_digest(key), there, seconds)
+            if rows and rows[0][0] > next:
+                return True
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LONGEST_POLL_S)
 
     def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         owner_key = None if owner is None else owner_digest(owner)
@@ -348,7 +353,6 @@ class PostgresStore(PostgresIndex, Shelf):
             yield StoreProblem(self.pool.shown, f"{count} {what} belong to no conversation")
 
     def close(self) -> None:
-        self._watch.close()
         self.pool.close()
 
 

@@ -1,6 +1,6 @@
 """Connections to a Redis server or cluster: pipelined commands and scripts, retries, errors as `StoreError`.
 
-The verbs of `lua/*.lua` are a library of functions, or scripts where the user may not load functions.
+The verbs of `lua/*.lua` are a script, which is loaded into a server that does not have it.
 """
 
 import time
@@ -71,7 +71,6 @@ class RedisConnection:
         self._made: Any = None
         self._opening = Lock()
         self._closed = False
-        self._has_functions = True
         self._is_away = True
         """The server was never reached, or not for `timeout_s`: it is not waited for."""
         renew_after_fork(self)
@@ -107,24 +106,10 @@ class RedisConnection:
         return self.send(keys[0], ScriptCall(verb, keys, args), durable=durable, unsafe=unsafe)[0]
 
     def call_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Runs calls on any keys: one round trip per server."""
-        if not self._is_cluster:
-            return self.send(calls[0].keys[0], *calls) if calls else []
-        groups: dict[Any, list[int]] = {}
-        for n, one in enumerate(calls):
-            server = None
-            with suppress(*ERRORS):
-                server = self._connected().get_node_from_key(one.keys[0]).name
-            groups.setdefault(server, []).append(n)
-        answers = dict[int, Any]()
-        for places in groups.values():
-            group = [calls[n] for n in places]
-            try:
-                found = self._exchange(self._client(group[0].keys[0]), group)
-            except ERRORS:  # some slots may have moved
-                found = [self.send(one.keys[0], one)[0] for one in group]
-            answers.update(zip(places, found, strict=True))
-        return [answers[n] for n in range(len(calls))]
+        """Runs calls on any keys: one round trip for all, or in a cluster one for each."""
+        if self._is_cluster:
+            return [self.send(one.keys[0], one)[0] for one in calls]
+        return self.send(calls[0].keys[0], *calls) if calls else []
 
     def send(
         self, key: str, *commands: ScriptCall | Command, durable: bool = False, unsafe: str = STORED
@@ -140,15 +125,17 @@ class RedisConnection:
                 self._is_away = False
                 return answers
             except ERRORS as error:
-                is_late = time.monotonic() > until
-                problem = error if is_late or client is None else self._load_scripts(client, error)
-                if problem is None:
-                    continue
+                problem = error
+                if isinstance(error, exceptions.NoScriptError):  # nothing was done
+                    try:
+                        _load_scripts(client)
+                        continue
+                    except ERRORS as refusal:
+                        problem = refusal
                 is_waited_for = _is_broken(problem) and not self._is_away
+                is_late = time.monotonic() > until
                 if is_late or not (is_waited_for or self._is_passing(problem)):
-                    is_read = all(
-                        (one.verb if isinstance(one, ScriptCall) else one[0]) in READS for one in commands
-                    )
+                    is_read = all(_verb(one) in READS for one in commands)
                     explained = self._explained(problem, "" if is_read else DOUBT)
                     self._is_away = _is_broken(problem)
                     raise explained from error
@@ -173,7 +160,7 @@ class RedisConnection:
         waits = durable and any(self._wait_aof)
         packed = list[bytes]()
         for one in commands:
-            packed.append(_packed(self._script(one, is_retry) if isinstance(one, ScriptCall) else one))
+            packed.append(_packed(_script(one, is_retry) if isinstance(one, ScriptCall) else one))
         if waits:
             packed.append(_packed(("WAITAOF", *self._wait_aof, max(1, int(self.timeout_s * 500)))))
         answers = list[Any]()
@@ -201,13 +188,6 @@ class RedisConnection:
                     " replicas. Read it before you write it again"
                 )
         return answers
-
-    def _script(self, call: ScriptCall, is_retry: bool) -> Command:
-        rest = (len(call.keys), *call.keys, *call.args, call.verb, int(is_retry))
-        gentle = call.verb in ALLOWED_WHEN_FULL
-        if self._has_functions:
-            return ("FCALL", _library_name() + ("_gentle" if gentle else ""), *rest)
-        return ("EVALSHA", _script_sha(gentle), *rest)
 
     def servers(self) -> list[dict[str, Any]]:
         """`INFO` of each primary, and its `appendfsync`."""
@@ -242,25 +222,6 @@ class RedisConnection:
     def _client(self, key: str) -> Any:
         made = self._connected()
         return made.get_redis_connection(made.get_node_from_key(key)) if self._is_cluster else made
-
-    def _load_scripts(self, client: Any, error: Exception) -> Exception | None:
-        """Loads the scripts if they are missing, as after a restart; returns None, or the error to report."""
-        text = str(error)
-        if self._has_functions and (isinstance(error, exceptions.NoPermissionError) or "'FCALL'" in text):
-            self._has_functions = False
-        elif not isinstance(error, exceptions.NoScriptError) and "Function not found" not in text:
-            return error
-        try:
-            if self._has_functions:
-                client.execute_command("FUNCTION", "LOAD", "REPLACE", _lua_library())
-            else:
-                for gentle in (False, True):
-                    client.execute_command("SCRIPT", "LOAD", _lua_script(gentle))
-        except ERRORS as problem:
-            if not (self._has_functions and isinstance(problem, exceptions.NoPermissionError)):
-                return problem
-            self._has_functions = False
-        return None
 
     # Errors
 
@@ -308,31 +269,27 @@ def _packed(command: Command) -> bytes:
     return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
+def _verb(one: ScriptCall | Command) -> str:
+    return one.verb if isinstance(one, ScriptCall) else str(one[0])
+
+
+def _script(call: ScriptCall, is_retry: bool) -> Command:
+    return ("EVALSHA", _script_sha(call.verb in ALLOWED_WHEN_FULL), len(call.keys), *call.keys, *call.args, call.verb, int(is_retry))
+
+
 @cache
-def _lua_verbs() -> str:
+def _script_sha(works_when_full: bool) -> str:
+    return sha1(_lua_script(works_when_full)).hexdigest()
+
+
+def _load_scripts(client: Any) -> None:
+    for works_when_full in (False, True):
+        client.script_load(_lua_script(works_when_full))
+
+
+@cache
+def _lua_script(works_when_full: bool) -> bytes:
     folder = files("refold.stores") / "lua"
-    return "".join((folder / f"{name}.lua").read_text() for name in ("conversation", "index"))
-
-
-@cache
-def _library_name() -> str:
-    """Names the function library by its text, so that versions do not replace each other."""
-    return f"refold_{sha1(_lua_verbs().encode()).hexdigest()[:12]}"
-
-
-def _lua_library() -> str:
-    name = _library_name()
-    register = "redis.register_function{function_name = '%s', callback = run%s}\n"
-    gentle = register % (f"{name}_gentle", ", flags = {'allow-oom'}")
-    return f"#!lua name={name}\n{_lua_verbs()}{register % (name, '')}{gentle}"
-
-
-@cache
-def _lua_script(gentle: bool) -> bytes:
-    flags = " flags=allow-oom" if gentle else ""
-    return f"#!lua{flags}\n{_lua_verbs()}return run(KEYS, ARGV)\n".encode()
-
-
-@cache
-def _script_sha(gentle: bool) -> str:
-    return sha1(_lua_script(gentle)).hexdigest()
+    verbs = "".join((folder / f"{name}.lua").read_text() for name in ("conversation", "index"))
+    flags = " flags=allow-oom" if works_when_full else ""
+    return f"#!lua{flags}\n{verbs}return run(KEYS, ARGV)\n".encode()

@@ -276,9 +276,6 @@ SELECT v.cid, v.at, c.owner, c.name, v.vector FROM refold_conversation c
 JOIN refold_vector v ON v.cid = c.cid AND v.what = %(what)b
 WHERE %(key)b::bytea IS NULL AND c.owner_key = %(owner_key)b AND c.name IS NOT NULL
 
--- name: tell
-SELECT pg_notify(%(channel)s, %(keys)s), set_config('synchronous_commit', 'off', true)
-
 -- name: get_value
 SELECT value FROM refold_shelf WHERE scope = %(scope)b AND sha256(name) = sha256(%(name)b)
 
