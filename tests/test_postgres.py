@@ -107,23 +107,21 @@ def test_a_url_opens_a_store_and_its_options_are_taken_out(postgres_url):
     ("query", "problem"),
     [
         *(
-            (f"{name}={value}", f"{name}={value} is not a number")
+            (f"{name}={value}", f"{name}={value} is not allowed; expected a number")
             for name in SIZES
-            for value in ("x", "", "1e")
+            for value in ("x", "", "1e", "nan")
         ),
         *(
             (f"{name}={value}", rf"{name}=\S+ is not allowed; expected \S+ to 1,000,000")
             for name in SIZES
             for value in OFF
         ),
-        ("pool_size=1.5", "pool_size=1.5 is not a number"),
+        ("pool_size=1.5", "pool_size=1.5 is not allowed; expected a number"),
         ("timeout_s=0.0001", "expected 0.001 to 1,000,000"),
-        ("timeout_s=nan", "expected 0.001 to 1,000,000"),
-        ("statement_timeout_s=inf", "expected 0.001 to 1,000,000"),
-        ("schema=a%00b", "schema has a NUL in it"),
-        ("schema=%24user", r"schema must not be \$user"),
-        ("schema=", r"schema is empty or longer.*pool_size, timeout_s, statement_timeout_s and schema"),
-        (f"schema={'é' * 32}", "longer than 63 bytes"),
+        ("schema=a%00b", "a schema has 1 to 63 bytes, no NUL"),
+        ("schema=%24user", r"is not \$user"),
+        ("schema=", r"a schema has 1 to 63 bytes.*pool_size, timeout_s, statement_timeout_s and schema"),
+        (f"schema={'é' * 32}", "a schema has 1 to 63 bytes"),
         ("poolsize=3", r"poolsize is not an option.*pool_size, timeout_s, statement_timeout_s and schema"),
     ],
 )
@@ -200,8 +198,9 @@ def test_a_server_that_asks_for_a_password_gets_the_right_one():
     server = Postgres(folder, "fsync=off", password=password).start()
     try:
         url = server.database()
-        with open_store(url).pool.connect() as connection:
+        with psycopg.connect(url) as connection:
             assert connection.pgconn.used_password
+        open_store(url).close()
         for given, problem in {":XQ7%40": "password authentication failed", "": "no password"}.items():
             with pytest.raises(StoreError, match=f"cannot be reached.*{problem}") as caught:
                 open_store(url.replace(f":{quote(password, safe='')}", given) + "&timeout_s=300")
@@ -291,7 +290,7 @@ def test_the_database_itself_refuses_a_setting_that_cannot_be(store, values):
 def test_an_older_database_is_migrated_and_nothing_in_it_is_lost(reopen, monkeypatch, version):
     steps = sql.migrations("postgres")
     with monkeypatch.context() as patch:
-        patch.setattr("refold.stores.postgres.migrations", lambda engine: steps[:version])
+        patch.setattr("refold.stores.sql.migrations", lambda engine: steps[:version])
         old = reopen()
         of = {"key": key_digest(KEY), "owner_key": owner_digest(KEY.owner), "owner": b"somebody"}
         of |= {"name": KEY.conversation.encode(), "genesis": GENESIS}
@@ -337,7 +336,7 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(reopen, monkeypatc
     steps = sql.migrations("postgres")
     with monkeypatch.context() as patch:
         broken = (*steps, "CREATE TABLE refold_new (a integer); SELECT 1 / 0")
-        patch.setattr("refold.stores.postgres.migrations", lambda engine: broken)
+        patch.setattr("refold.stores.sql.migrations", lambda engine: broken)
         with pytest.raises(StoreError, match="division by zero"):
             reopen()
     store = reopen()
@@ -348,14 +347,14 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(reopen, monkeypatc
 def test_a_migration_takes_the_time_it_takes(reopen, monkeypatch):
     reopen().close()
     slow = (*sql.migrations("postgres"), "SELECT pg_sleep(0.5)")
-    monkeypatch.setattr("refold.stores.postgres.migrations", lambda engine: slow)
+    monkeypatch.setattr("refold.stores.sql.migrations", lambda engine: slow)
     reopen(statement_timeout_s=0.1, timeout_s=0.1).close()
 
 
 def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
     store.append(KEY, entries(0, 1))
     more = (*sql.migrations("postgres"), "CREATE INDEX refold_new ON refold_entry (kind)")
-    monkeypatch.setattr("refold.stores.postgres.migrations", lambda engine: more)
+    monkeypatch.setattr("refold.stores.sql.migrations", lambda engine: more)
     waits = "query LIKE 'CREATE INDEX refold_new%' AND now() - query_start > interval '0.5 s'"
     with psycopg.connect(store.pool.options.url) as writer, ThreadPoolExecutor(1) as pool:
         store.pool.configure(writer)
@@ -371,7 +370,7 @@ def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
 
 def test_who_opens_a_store_while_it_is_migrated_is_told(store, reopen, monkeypatch):
     more = (*sql.migrations("postgres"), "SELECT 1")
-    monkeypatch.setattr("refold.stores.postgres.migrations", lambda engine: more)
+    monkeypatch.setattr("refold.stores.sql.migrations", lambda engine: more)
     with psycopg.connect(store.pool.options.url) as migrating:
         migrating.execute(sql.queries("postgres")["lock_schema"])
         with pytest.raises(StoreError, match=r"another migration is running.*retry later"):
@@ -888,7 +887,7 @@ def test_a_closed_store_is_used_no_more(store, reopen):
     store.append(KEY, entries(0, 1))
     store.close()
     store.close()
-    for use in (*uses(store).values(), store.pool.connect):
+    for use in uses(store).values():
         with pytest.raises(StoreError, match="was closed; open the store again"):
             use()
     other = reopen()

@@ -512,7 +512,8 @@ def test_a_damaged_entry_is_passed_over_and_the_others_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["words", "vectors"])
-def test_whoever_read_more_stores_what_is_left_when_somebody_else_was_faster(store, what):
+def test_whoever_read_more_stores_what_is_left_when_somebody_else_was_faster(tmp_path, what):
+    store = SQLiteStore(tmp_path / "refold.db")
     session = refold.open("a", store=store)
     session.append(user_message("apple"))
     has_read, may_store = Event(), Event()

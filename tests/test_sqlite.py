@@ -18,7 +18,6 @@ import refold
 from refold.core.codec import FORMAT
 from refold.core.errors import ConflictError, CorruptError, NewerError, RefoldError, SettingError, StoreError
 from refold.core.event import Expiry
-from refold.stores import sqlite_file
 from refold.stores.sql import migrations
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key, Lease, Snapshot, ToolSetting, open_store
@@ -146,7 +145,7 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(path, monkeypatch,
     before = tables(path)
     broken = "CREATE TABLE refold_new (a); DROP TABLE refold_shelf; INSERT INTO nowhere VALUES (1)"
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_file, "migrations", lambda engine: (*migrations(engine), broken))
+        patch.setattr("refold.stores.sql.migrations", lambda engine: (*migrations(engine), broken))
         with pytest.raises(StoreError, match="nowhere"):
             SQLiteStore(path)
     assert tables(path) == before
@@ -157,7 +156,7 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(path, monkeypatch,
 @pytest.mark.parametrize("version", range(1, len(migrations("sqlite"))))
 def test_an_older_file_is_migrated_and_nothing_in_it_is_lost(path, monkeypatch, version):
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_file, "migrations", lambda engine: migrations(engine)[:version])
+        patch.setattr("refold.stores.sql.migrations", lambda engine: migrations(engine)[:version])
         store = SQLiteStore(path)
         store.append(KEY, entries(0, 3))
         store.close()

@@ -44,7 +44,7 @@ LACKS: dict[type, tuple[str, str]] = {
     ),
     protocols.SearchIndex: (
         "a search index",
-        "a search reads whole conversations, and is by words, not by meaning",
+        "a search reads whole conversations, and embeds them again each time if there is an embedder",
     ),
     protocols.RemoteReads: ("change notifications", "followers of events poll ten times a second"),
     protocols.Memories: ("memories", "nothing is learned from conversations"),

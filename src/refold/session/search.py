@@ -18,6 +18,7 @@ from refold.policies.shorten import quoted
 from refold.session.embedding import pieces_of, unit_vectors
 from refold.session.results import Hit
 from refold.session.validate import require_int
+from refold.stores.nearest import nearest
 from refold.stores.record import Record
 from refold.stores.shelf import Shelf
 from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope, SearchIndex, Store
@@ -62,11 +63,11 @@ def find(
     """The best places first, and a few more than `limit`. The index is updated before; `tick` is called with
     the number of events that were indexed.
 
-    A store without an index, or with one that cannot be written now, is read from end to end.
+    A store without an index is read from end to end; so is one whose index of words cannot be written now.
     """
     limit += SPARE
     by_words = _by_words(store, scope, query, max(limit, CANDIDATES if embedder else 0), parse, tick)
-    if embedder is None or not query.text or not isinstance(store, SearchIndex):
+    if embedder is None or not query.text:
         return by_words[:limit]
     try:
         by_meaning = _by_meaning(store, scope, query, embedder, parse, tick)
@@ -187,7 +188,7 @@ def _texts(part: Part, is_own: bool) -> Iterator[str]:
 
 
 def _by_meaning(
-    store: SearchIndex,
+    store: Store,
     scope: Scope,
     query: Query,
     embedder: "Embedder",
@@ -205,11 +206,22 @@ def _by_meaning(
         made = iter(unit_vectors(embedder, list(chain.from_iterable(pieces))))
         return [list(filter(None, islice(made, len(some)))) for some in pieces]
 
-    for n in store.embed(scope, name, vectors):
-        tick(n)
+    rows: list[tuple[tuple[Key, int], bytes]] = []
+    if isinstance(store, SearchIndex):
+        for n in store.embed(scope, name, vectors):
+            tick(n)
+    else:
+        entries = list(_entries(store, scope))
+        for (key, entry), some in zip(entries, vectors([entry for _, entry in entries]), strict=True):
+            rows += [((key, entry.at), one) for one in some]
     (vector,) = unit_vectors(embedder, [query.text])
-    nearest = [] if vector is None else store.nearest(scope, name, vector, CANDIDATES)
-    return [found for found in nearest if found.score >= MIN_COSINE]
+    if vector is None:
+        return []
+    if isinstance(store, SearchIndex):
+        found = store.nearest(scope, name, vector, CANDIDATES)
+    else:
+        found = [FoundPlace(*place, score) for place, score in nearest(vector, rows, CANDIDATES)]
+    return [one for one in found if one.score >= MIN_COSINE]
 
 
 def _is_allowed(store: Store, query: Query, found: FoundPlace, parse: Parse) -> bool:

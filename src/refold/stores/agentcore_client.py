@@ -1,6 +1,5 @@
 """Client of AgentCore Memory: allowed names, events, memory records, and errors as `StoreError`."""
 
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from refold.core.codec import to_bytes
 from refold.core.errors import SettingError, StoreError
+from refold.stores.forks import keep_for_parent, renew_after_fork
 from refold.stores.store import Key, Memory
 
 Json: TypeAlias = dict[str, Any]
@@ -91,7 +91,7 @@ class AgentCoreClient:
         self._timeout_s = timeout_s
         self._given = client
         self._made: Any = None if client is not None else _client(region, timeout_s)
-        self._pid = os.getpid()
+        renew_after_fork(self)
         self._newest = 0
         self._lock = Lock()
 
@@ -201,17 +201,18 @@ class AgentCoreClient:
 
     @property
     def _client(self) -> Any:
-        """A forked process opens its own connections."""
-        if self._given is not None:
-            return self._given
-        if self._pid != os.getpid():
+        if self._given is None and self._made is None:
             self._made = _client(self._region, self._timeout_s)
-            self._lock = Lock()
-            self._pid = os.getpid()
-        return self._made
+        return self._given or self._made
+
+    def after_fork(self) -> None:
+        """Connections must not cross a fork of the process; the child opens its own."""
+        keep_for_parent(self._made)
+        self._made = None
+        self._lock = Lock()
 
     def close(self) -> None:
-        if self._made is not None and self._pid == os.getpid():
+        if self._made is not None:
             self._made.close()
 
     def _pages(

@@ -6,6 +6,7 @@ for the service, and after a crash or an outage the delivery continues at the cu
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any, Literal, Self, TypeAlias, get_args
 from urllib.parse import urlsplit
 
@@ -34,7 +35,7 @@ from refold.stores.url import ANY, ENCODING_HELP, UrlOption, parse_options, show
 
 Sync: TypeAlias = Literal["immediate", "batch", "end"]
 
-DELEGATED = (*(LocatesIds, Forks, Shelf, SearchIndex, RemoteReads, SelfCheck),)
+DELEGATED = (LocatesIds, Forks, Shelf, SearchIndex, RemoteReads, SelfCheck)
 """Protocols of the record that this store has too, by delegation."""
 RECORDS = "a record is sqlite://, postgresql://, redis:// or memory://"
 LEFT = "the record is complete: solve the problem, then `refold sync` delivers the rest"
@@ -269,13 +270,7 @@ def memorizer(url: str, where: str) -> Memorizer:
         scheme = urlsplit(url).scheme
     except ValueError:  # which shows the password
         raise SettingError(where, f"memory is no URL; {ENCODING_HELP}") from None
-    match scheme:
-        case "mem0":
-            from refold.stores import mem0
-
-            return mem0.memorizer(url)
-        case "agentcore":
-            from refold.stores import agentcore
-
-            return agentcore.memorizer(url)
-    raise SettingError(where, f"memory is mem0://… or agentcore://…, not {shown_url(url)!r}")
+    if scheme not in ("mem0", "agentcore"):
+        raise SettingError(where, f"memory is mem0://… or agentcore://…, not {shown_url(url)!r}")
+    service: Memorizer = import_module(f"refold.stores.{scheme}").memorizer(url)
+    return service

@@ -279,8 +279,8 @@ class MemorySync:
         if refused:
             _, at, why = refused[0]
             raise _RefusedError(
-                f"{self._memorizer.name} refuses the messages of {key.conversation!r} from #{at} on, and accepted"
-                f" nothing else meanwhile: {why}. They are recorded, and delivered again later"
+                f"{self._memorizer.name} refuses the messages of {key.conversation!r} from #{at} on, and"
+                f" accepted nothing else meanwhile: {why}. They are recorded, and delivered again later"
             )
         return True
 
@@ -321,9 +321,7 @@ class MemorySync:
             refused += self._send(key, [message])
         return refused
 
-    def _advance(
-        self, key: Key, lease: RenewedLease, last: Link, refused: Sequence[RefusedMessage]
-    ) -> None:
+    def _advance(self, key: Key, lease: RenewedLease, last: Link, refused: Sequence[RefusedMessage]) -> None:
         """Moves the cursor after an entry, and notes what was refused up to there."""
         self._require_present(key, last)
         with self._open_record() as record:

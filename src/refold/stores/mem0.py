@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
 from refold.stores.daemon_call import DaemonCall
+from refold.stores.forks import keep_for_parent, renew_after_fork
 from refold.stores.hybrid import HybridStore, open_hybrid
 from refold.stores.hybrid_sync import BoundedDict
 from refold.stores.packing import key_digest
@@ -101,7 +102,7 @@ class Mem0Memorizer:
         self._client: Any = None
         self._lock = Lock()
         """Held while the client is opened."""
-        self._pid = os.getpid()
+        renew_after_fork(self)
         self._api_key = api_key
         self._host = host
         self._user = user
@@ -165,7 +166,7 @@ class Mem0Memorizer:
         raise StoreError(f"Mem0 still returns memories of {key.conversation!r} after deleting them; retry")
 
     def close(self) -> None:
-        if self._client is not None and self._pid == os.getpid():
+        if self._client is not None:
             self._client.client.close()
             self._client = None
 
@@ -173,16 +174,17 @@ class Mem0Memorizer:
 
     @property
     def client(self) -> Any:
-        """Mem0's own client, opened when it is first used. A forked process opens its own."""
+        """Mem0's own client, opened when it is first used."""
         if self._given is not None:
             return self._given
-        if self._pid != os.getpid():
-            self._client = None
-            self._lock = Lock()
-            self._pid = os.getpid()
         with self._lock:
             self._client = self._client or self._open()
             return self._client
+
+    def after_fork(self) -> None:
+        keep_for_parent(self._client)
+        self._client = None
+        self._lock = Lock()
 
     def _open(self) -> Any:
         mem0 = _imported()

@@ -1,27 +1,16 @@
 """Conversations in this process's memory: for tests and one-off fits."""
 
+import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import TypeVar
 
 from refold.core.codec import GENESIS, Entry, Link, chain
-from refold.core.errors import ConflictError, NotFoundError
-from refold.core.query import Query, SearchText
-from refold.stores.nearest import nearest
+from refold.core.errors import ConflictError, NotFoundError, SettingError
 from refold.stores.shelf import LEASE, Shelf, require_held
-from refold.stores.store import (
-    FEW_RESULTS,
-    ConversationInfo,
-    FoundPlace,
-    Key,
-    Lease,
-    Scope,
-    require_next,
-)
-
-T = TypeVar("T")
+from refold.stores.store import ConversationInfo, Key, Lease, require_next
+from refold.stores.url import shown_url
 
 
 @dataclass(slots=True)
@@ -32,10 +21,6 @@ class _Conversation:
     links: list[Link] = field(default_factory=list)
     """Including those that a fork shares."""
     places: dict[str, int] = field(default_factory=dict)
-    words: list[SearchText | None] = field(default_factory=list)
-    """Of the first entries."""
-    vectors: dict[str, list[Sequence[bytes]]] = field(default_factory=dict)
-    """Of the first entries, by embedder."""
 
     def add(self, links: Sequence[Link]) -> None:
         self.links += links
@@ -124,70 +109,6 @@ class MemoryStore(Shelf):
                 raise NotFoundError(f"{key.conversation!r} has no place {at}")
             self._all[new] = _Conversation(time.time(), key, at)
             self._all[new].add(self._all[key].links[:at])
-            self._all[new].words = self._all[key].words[:at]
-
-    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
-        return self._follow(scope, lambda one: one.words, lambda entries: list(map(words, entries)))
-
-    def search(self, scope: Scope, query: Query, limit: int, /) -> list[FoundPlace]:
-        there = [
-            (FoundPlace(key, at, query.weight(words)), words)
-            for key, at, one in self._places(scope)
-            if at < len(one.words) and (words := one.words[at]) is not None
-        ]
-        best = _best(found for found, words in there if query.matches(words))
-        if len(best) < min(limit, FEW_RESULTS) and query.can_relax:
-            known = {found[:2] for found in best}
-            some = (found for found, words in there if query.matches(words, any_word=True))
-            best += _best(found for found in some if found[:2] not in known)
-        return best[:limit]
-
-    def embed(
-        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
-    ) -> Iterator[int]:
-        return self._follow(scope, lambda one: one.vectors.setdefault(embedder, []), vectors)
-
-    def _follow(
-        self,
-        scope: Scope,
-        of: Callable[[_Conversation], list[T]],
-        take: Callable[[Sequence[Entry]], Sequence[T]],
-    ) -> Iterator[int]:
-        """Stores what `take` makes of new entries; nothing is locked while it runs."""
-        for _, one in self._within(scope):
-            with self._lock:
-                known = of(one)
-                start = len(known)
-                entries = [link.entry for link in one.links[len(known) :]]
-            if not entries:
-                continue
-            new = take(entries)
-            with self._lock:
-                known += new[len(known) - start :]  # without what another thread stored meanwhile
-            yield len(new)
-
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
-        rows = [
-            ((key, at), blob)
-            for key, at, one in self._places(scope)
-            for blob in next(iter(one.vectors.get(embedder, [])[at : at + 1]), ())
-        ]
-        return [FoundPlace(*place, score) for place, score in nearest(vector, rows, limit)]
-
-    def _within(self, scope: Scope) -> list[tuple[Key, _Conversation]]:
-        with self._lock:
-            if isinstance(scope, Key):
-                return [(scope, self._all[scope])] if scope in self._all else []
-            return [(key, one) for key, one in self._all.items() if key.owner == scope]
-
-    def _places(self, scope: Scope) -> Iterator[tuple[Key, int, _Conversation]]:
-        """Every entry once, though forks share it, in the oldest conversation that has it."""
-        seen = set[int]()
-        for key, one in self._within(scope):
-            for at, link in enumerate(list(one.links)):
-                if id(link) not in seen:
-                    seen.add(id(link))
-                    yield key, at, one
 
     def get(self, scope: Key | None, name: str, /) -> bytes | None:
         return self._shelf.get((scope, name))
@@ -226,15 +147,17 @@ class MemoryStore(Shelf):
         pass
 
 
-def _best(found: Iterable[FoundPlace]) -> list[FoundPlace]:
-    return sorted(found, key=lambda one: (one.score, one.at), reverse=True)
-
-
 _shared: dict[str, MemoryStore] = {}
 _sharing = RLock()
 
 
-def shared(name: str) -> MemoryStore:
-    """The store of that name, shared within this process."""
+def from_url(url: str) -> MemoryStore:
+    """A new store for `memory://`; for `memory://NAME` the store of that name, shared within this process."""
+    scheme, _, name = url.partition("://")
+    if scheme != "memory" or re.search("[/?#]", name):
+        where = f"store {shown_url(url)!r}"
+        raise SettingError(where, "expected memory:// or memory://NAME; it has no options")
+    if not name:
+        return MemoryStore()
     with _sharing:
         return _shared.setdefault(name, MemoryStore())

@@ -10,14 +10,20 @@ from typing import Any
 
 import psycopg
 
-from refold.core.codec import FORMAT, GENESIS, Entry, Link, chain, to_bytes
+from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, StoreError
-from refold.core.event import Expiry
 from refold.stores.packing import pack, to_text
 from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry
 from refold.stores.postgres_pool import PostgresOptions, PostgresPool, PostgresQueries, split_options
 from refold.stores.shelf import LEASE, SNAPSHOT, Shelf, decode_snapshot, require_held
-from refold.stores.sql import migrations, require_known
+from refold.stores.sql import (
+    delete_unshared,
+    is_current,
+    migrate,
+    read_settings,
+    row_problems,
+    write_setting,
+)
 from refold.stores.store import (
     ConversationInfo,
     Key,
@@ -76,7 +82,7 @@ class PostgresStore(PostgresIndex, Shelf):
         encoding = info.parameter_status("server_encoding")
         if encoding != "UTF8":
             raise StoreError(f"{self.pool.shown} uses the encoding {encoding}; create a database with UTF8")
-        if self._version(run) == (len(migrations("postgres")), FORMAT):
+        if is_current(run, "postgres", self.pool.shown):
             return
         with run.connection.transaction():
             run.lift_timeouts()
@@ -91,19 +97,8 @@ class PostgresStore(PostgresIndex, Shelf):
             options = self.pool.options
             if options.schema is not None and not run("has_namespace", name=options.schema)[0][0]:
                 run.connection.execute(f"CREATE SCHEMA {options.settings['schema']}".encode())
-            version, _ = self._version(run)
-            for step in migrations("postgres")[version:]:
-                run.connection.execute(step.encode())
-            run("create_schema")
-            run("clear_schema")
-            run("set_schema", version=len(migrations("postgres")), format=FORMAT)
-
-    def _version(self, run: PostgresQueries) -> tuple[int, int]:
-        """Of the schema and of the format."""
-        rows = run("get_schema") if run("has_schema")[0][0] else []
-        version, format = rows[0] if rows else (0, 0)
-        require_known(self.pool.shown, version, len(migrations("postgres")), format)
-        return version, format
+            execute = run.connection.execute
+            migrate(run, "postgres", self.pool.shown, lambda step: execute(step.encode()))
 
     # Appending and reading
 
@@ -131,24 +126,22 @@ class PostgresStore(PostgresIndex, Shelf):
     def _append(
         self, key: Key, entries: Sequence[Entry], digests: Sequence[bytes], lease: Lease | None
     ) -> Sequence[Any]:
-        statements = list(_statements(entries, digests))
         is_next = len(entries) == 1 and entries[0].at > 0 and lease is None
+        size = sum(len(entry.body) for entry in entries)
 
         def work(run: PostgresQueries) -> Sequence[Any]:
-            if (
-                is_next
-                and not run.is_retry
-                and run("append_next", key=key_digest(key), **statements[0][1])[0][0]
-            ):
-                return True, None, None, None
+            if is_next and not run.is_retry:
+                [(is_stored,)] = run("append_next", key=key_digest(key), **_next_values(entries[0], digests))
+                if is_stored:
+                    return True, None, None, None
             always = {**_names(key), **_fence(lease), "now": time.time()}
-            for query, values in statements:
-                row: Sequence[Any] = run(query, **values, **always, again=run.is_retry)[0]
+            for values in _statements(entries, digests):
+                row: Sequence[Any] = run("append", **values, **always, again=run.is_retry)[0]
                 if not row[0]:
                     break
             return row
 
-        return (self.pool.run if len(statements) == 1 else self.pool.transact)(work, doubt=UNKNOWN)
+        return (self.pool.run if size < STATEMENT_BYTES else self.pool.transact)(work, doubt=UNKNOWN)
 
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
@@ -256,7 +249,7 @@ class PostgresStore(PostgresIndex, Shelf):
                 run("erase_shelf", scope=name)
                 run("bury", cid=one)
             for one, _ in doomed:  # forks come before their parents
-                self._delete_unshared(run, one)
+                delete_unshared(run, one, lambda cid: run("seal", cid=cid))
             kept = [] if with_forks else [(owner, name) for *_, owner, name in reversed(forks) if name]
             return [Key(to_text(owner), to_text(name)) for owner, name in kept] if is_all else None
 
@@ -272,22 +265,6 @@ class PostgresStore(PostgresIndex, Shelf):
             if cid == rows[0][0]:
                 return cid
         return None
-
-    def _delete_unshared(self, run: PostgresQueries, cid: int | None) -> None:
-        """Deletes what no fork shares of an erased conversation, then the same of its erased ancestors."""
-        while cid is not None and (rows := run("buried", cid=cid)):
-            parent, fork_at, shared = rows[0]
-            keep = max(fork_at, shared or 0)
-            for query in ("erase_entries", "erase_words", "erase_vectors"):
-                run(query, cid=cid, at=keep)
-            if keep > fork_at:
-                run("seal", cid=cid)
-                return
-            for (fork,) in run("hand_over", cid=cid, parent=parent):
-                run("seal", cid=fork)
-            run("erase_followed", cid=cid)
-            run("erase_conversation", cid=cid)
-            cid = parent
 
     # The shelf and settings
 
@@ -325,18 +302,10 @@ class PostgresStore(PostgresIndex, Shelf):
                 yield Key(to_text(owned), to_text(conversation)), value, next
 
     def settings(self) -> Sequence[ToolSetting]:
-        rows = self.pool("settings")
-        texts: list[list[Any]] = [[to_text(v) if isinstance(v, bytes) else v for v in row] for row in rows]
-        return [ToolSetting(agent, tool, Expiry(*values)) for agent, tool, *values in texts]
+        return read_settings(self.pool)
 
     def set_setting(self, setting: ToolSetting, /) -> None:
-        name = {"agent": to_bytes(setting.agent), "tool": to_bytes(setting.tool)}
-        values = {field: getattr(setting.expiry, field) for field in Expiry.__struct_fields__}
-        values["prompt"] = None if values["prompt"] is None else to_bytes(values["prompt"])
-        if setting.expiry == Expiry():
-            self.pool("unset_setting", **name)
-        else:
-            self.pool("set_setting", **name, **values)
+        self.pool.transact(lambda run: write_setting(run, setting))
 
     # Health
 
@@ -346,11 +315,7 @@ class PostgresStore(PostgresIndex, Shelf):
             return run("altered"), run("strays")
 
         altered, strays = self.pool.transact(work)
-        for (name,) in altered:
-            shown_name = (name or b"(erased)").decode("utf-8", "replace")
-            yield StoreProblem(f"conversation {shown_name!r}", "its row was altered: name, owner or fork")
-        for what, count in strays:
-            yield StoreProblem(self.pool.shown, f"{count} {what} belong to no conversation")
+        yield from row_problems(self.pool.shown, [name for (name,) in altered], strays)
 
     def close(self) -> None:
         self.pool.close()
@@ -385,16 +350,19 @@ def _fence(lease: Lease | None) -> dict[str, Any]:
     return {"lease": _lease_name(lease), "holder": holder, "fence": fence}
 
 
-def _statements(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The statements that append a batch; `digests` begins with the digest before it."""
+def _next_values(entry: Entry, digests: Sequence[bytes]) -> dict[str, Any]:
+    """The values of one entry; `digests` begins with the digest before it."""
+    after, digest = digests
+    id = None if entry.id is None else to_bytes(entry.id)
+    body = pack(entry.body)
+    row = {"kind": to_bytes(entry.kind), "id": id, "head": entry.head, "body": body, "digest": digest}
+    return {"first": entry.at, "after": after, **row}
+
+
+def _statements(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """The values of each statement that appends a batch; `digests` begins with the digest before it."""
     ids = [None if entry.id is None else to_bytes(entry.id) for entry in entries]
     bodies = [pack(entry.body) for entry in entries]
-    if len(entries) == 1:
-        kind = to_bytes(entries[0].kind)
-        head = entries[0].head
-        values = {"kind": kind, "id": ids[0], "head": head, "body": bodies[0], "digest": digests[1]}
-        yield "append_one", {"first": entries[0].at, "after": digests[0], **values}
-        return
     start = 0
     size = 0
     for n, body in enumerate(bodies, 1):
@@ -403,7 +371,7 @@ def _statements(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[
             some = entries[start:n]
             columns = {"ids": ids[start:n], "bodies": bodies[start:n], "digests": digests[start + 1 : n + 1]}
             columns |= {"kinds": [to_bytes(one.kind) for one in some], "heads": [one.head for one in some]}
-            yield "append", {"first": some[0].at, "after": digests[start], **columns}
+            yield {"first": some[0].at, "after": digests[start], **columns}
             start = n
             size = 0
 

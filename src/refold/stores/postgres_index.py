@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from refold.core.codec import Entry, to_bytes
@@ -104,28 +103,23 @@ class PostgresIndex:
         put: Callable[[PostgresQueries, Sequence[tuple[RowPlace, bytes, T]]], None],
     ) -> Iterator[int]:
         """Stores what `take` makes of new entries; nothing is locked while it runs."""
-        behind = self.pool("behind", **_scope(scope), what=what)
-        owners = {cid: owner for cid, _, owner in behind}
-        todo = {cid: start for cid, start, _ in behind}
-        while todo:
-            some = dict(islice(todo.items(), BATCH))
-            cids = list(some)
-            starts = list(some.values())
-            rows = self.pool("read_behind", cids=cids, starts=starts, rows=BATCH, bytes=BATCH_BYTES)
+        first = 0
+        while behind := self.pool("behind", **_scope(scope), what=what, first=first, limit=BATCH):
+            owners = {cid: owner for cid, _, owner in behind}
+            starts = {cid: start for cid, start, _ in behind}
+            where = {"cids": list(starts), "starts": list(starts.values())}
+            rows = self.pool("read_behind", **where, rows=BATCH, bytes=BATCH_BYTES)
             ends = {cid: at + 1 for cid, at, *_ in rows}
-            is_whole = len(rows) < BATCH and sum(len(row[5]) for row in rows) < BATCH_BYTES
-            left = {} if is_whole else {rows[-1][0]: ends[rows[-1][0]]}
-            left |= {} if is_whole else {cid: start for cid, start in some.items() if cid not in ends}
+            first = max(ends, default=max(starts) + 1)  # the last one may be read in part
             readable = dict[RowPlace, Entry]()
             for cid, *row in rows:
                 with suppress(CorruptError):  # `refold doctor` reports it; the others stay searchable
                     readable[cid, row[0]] = to_entry(row)
             taken = take(list(readable.values()))
             made = [(place, owners[place[0]], one) for place, one in zip(readable, taken, strict=True)]
-            read = [(cid, start, ends[cid]) for cid, start in some.items() if cid in ends]
-            passed = self._put(what, read, made, put)
-            todo = left | passed | {cid: start for cid, start in todo.items() if cid not in some}
-            if count := sum(cid not in passed for cid, *_ in rows):
+            read = [(cid, starts[cid], end) for cid, end in ends.items()]
+            followed = self._put(what, read, made, put)
+            if count := sum(cid in followed for cid, *_ in rows):
                 yield count
 
     def _put(
@@ -134,17 +128,17 @@ class PostgresIndex:
         read: Sequence[tuple[int, int, int]],
         made: Sequence[tuple[RowPlace, bytes, T]],
         put: Callable[[PostgresQueries, Sequence[tuple[RowPlace, bytes, T]]], None],
-    ) -> dict[int, int]:
-        """Returns the conversations that another process indexed meanwhile, and the places it reached."""
+    ) -> set[int]:
+        """Returns the conversations that were followed, and not by another process meanwhile."""
 
-        def work(run: PostgresQueries) -> dict[int, int]:
+        def work(run: PostgresQueries) -> set[int]:
             cids, starts, nexts = map(list, zip(*read, strict=True))
             was = run("follow", what=what, cids=cids, starts=starts, nexts=nexts)
             mine = {cid for cid, (followed,) in zip(cids, was, strict=True) if followed}
             put(run, [one for one in made if one[0][0] in mine])
-            return {cid: run("followed", cid=cid, what=what)[0][0] for cid in cids if cid not in mine}
+            return mine
 
-        return self.pool.transact(work) if read else {}
+        return self.pool.transact(work) if read else set()
 
     # Searching
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, quote
 
 from refold.core.errors import SettingError, StoreError
 from refold.stores.forks import keep_for_parent, renew_after_fork
 from refold.stores.sql import queries
-from refold.stores.url import ENCODING_HELP, require_between, split_url
+from refold.stores.url import ANY, ENCODING_HELP, UrlOption, parse_options, require_between, split_url
 
 try:
     import psycopg
@@ -31,11 +30,11 @@ CLOSE_S = 1.0
 """How long `close` waits for connections that are being opened."""
 KEEPALIVES_S = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 MAX_NAME_BYTES = 63
-OWN_OPTIONS: dict[str, Callable[[str], int | float | str]] = {
-    "pool_size": int,
-    "timeout_s": float,
-    "statement_timeout_s": float,
-    "schema": str,
+OWN_OPTIONS = {
+    "pool_size": UrlOption(r"-?\d+", "a number", int),
+    "timeout_s": UrlOption(r"-?\d*\.?\d+", "a number of seconds", float),
+    "statement_timeout_s": UrlOption(r"-?\d*\.?\d+", "a number of seconds", float),
+    "schema": ANY,
 }
 OPTIONS_HELP = (
     "refold's own options are pool_size, timeout_s, statement_timeout_s and schema; all others are libpq's,"
@@ -110,17 +109,11 @@ class PostgresOptions:
         where = f"store {self.shown!r}"
         require_between(where, 1, 1e6, pool_size=pool_size)
         require_between(where, 0.001, 1e6, timeout_s=timeout_s, statement_timeout_s=statement_timeout_s)
-        if schema is not None:
-            problem = ""
-            if not 0 < len(schema.encode()) <= MAX_NAME_BYTES:
-                problem = f"is empty or longer than {MAX_NAME_BYTES} bytes"
-            elif "\0" in schema:
-                problem = "has a NUL in it"
-            elif schema == "$user":
-                problem = "must not be $user, which differs for each user"
-            if problem:
-                advice = f"use another name, or leave it out; {OPTIONS_HELP}"
-                raise SettingError(where, f"schema {problem}: {advice}")
+        if schema is not None and not _is_schema_name(schema):
+            problem = (
+                f"has 1 to {MAX_NAME_BYTES} bytes, no NUL, and is not $user, which differs for each user"
+            )
+            raise SettingError(where, f"schema={schema!r} is not allowed: a schema {problem}; {OPTIONS_HELP}")
         try:
             known = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
@@ -160,21 +153,14 @@ def split_options(url: str) -> tuple[str, dict[str, Any]]:
     """Splits the URL for libpq from refold's options.
 
     Raises:
-        SettingError: the URL is ambiguous, or an option is not a number.
+        SettingError: the URL is ambiguous, or the value of an option is not allowed.
     """
-    plain = url.partition("?")[0]
-    options = dict[str, Any]()
-    theirs = list[str]()
-    for name, value in parse_qsl(split_url(url).query, keep_blank_values=True):
-        if name not in OWN_OPTIONS:
-            theirs.append(f"{name}={quote(value, safe='')}")
-            continue
-        try:
-            options[name] = OWN_OPTIONS[name](value)
-        except ValueError:
-            problem = f"{name}={value} is not a number; {OPTIONS_HELP}"
-            raise SettingError(f"store {shown_host(url)!r}", problem) from None
-    return f"{plain}?{'&'.join(theirs)}" if theirs else plain, options
+    plain, mark, _ = url.partition("?")
+    pairs = split_url(url).query.split("&")
+    ours = [pair for pair in pairs if pair.partition("=")[0] in OWN_OPTIONS]
+    theirs = [pair for pair in pairs if pair and pair not in ours]
+    options = parse_options(f"store {shown_host(url)!r}", "&".join(ours), OWN_OPTIONS)
+    return plain + mark + "&".join(theirs), options
 
 
 def shown_host(url: str) -> str:
@@ -287,24 +273,12 @@ class PostgresPool:
         connection.limit_s = self.timeout_s
         PostgresQueries(connection)("configure", **self.options.settings)
 
-    def connect(self, **arguments: Any) -> PatientConnection:
-        """A connection outside the pool, such as one to listen on."""
-        if self._closed:
-            raise self._was_closed()
-        connection = PatientConnection.connect(
-            self.options.url, autocommit=True, **(self.options.arguments | arguments)
-        )
-        try:
-            self.configure(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
     def _problem(self, **arguments: Any) -> Exception | None:
         """Why no connection can be opened now."""
+        arguments = {"autocommit": True, **self.options.arguments, **arguments}
         try:
-            self.connect(**arguments).close()
+            with PatientConnection.connect(self.options.url, **arguments) as connection:
+                self.configure(connection)
         except Exception as error:  # the resolver raises odd errors for odd host names
             return error
         return None
@@ -346,6 +320,10 @@ class PostgresPool:
         elif advice is None:
             advice = "the tables are not as refold expects them"
         return StoreError(f"{self.shown}: {_one_line(error)}: {advice}{doubt or ''}")
+
+
+def _is_schema_name(name: str) -> bool:
+    return 0 < len(name.encode()) <= MAX_NAME_BYTES and "\0" not in name and name != "$user"
 
 
 def _reconnect(pool: "ConnectionPool[Any]") -> None:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import chain
 
 import msgspec
 
@@ -370,32 +369,23 @@ def follow(store: Store, key: Key, start: int) -> Iterator[Link | None]:
 
     None is yielded whenever there are no more entries at the moment, so that the caller can stop waiting.
     """
-    last = None if start else GENESIS
+    last: bytes | None = None
     while True:
-        links = store.read(key, start)
-        first = next(links, None)
-        if first is not None and last not in (None, _before(store, key, start)):
+        links = store.read(key, max(0, start - 1))
+        before = next(links, None) if start else None
+        if last is not None and (before is None or before.digest != last):
             return
-        for link in chain([first] if first else [], links):
+        if before is not None:
+            last = before.digest
+        for link in links:
             start = link.entry.at + 1
             last = link.digest
             yield link
         yield None
-        if start:
-            before = _before(store, key, start)
-            if last not in (None, before):
-                return
-            last = before
         if isinstance(store, RemoteReads):
             store.wait(key, start, WATCH_S)
         else:
             time.sleep(POLL_S)
-
-
-def _before(store: Store, key: Key, at: int) -> bytes | None:
-    """The digest before a place."""
-    link = next(store.read(key, at - 1, at), None) if at else None
-    return GENESIS if not at else link.digest if link else None
 
 
 def _state(body: bytes) -> State:

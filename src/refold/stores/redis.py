@@ -120,18 +120,13 @@ class RedisStore(Shelf):
             enrolled = self._list.enroll(key) if first == 0 else b""
             names = (enrolled, to_bytes(key.owner), to_bytes(key.conversation))
             args = (self._ttl, first, last, digest, *names, *fence, *rows)
-            answer = self._connection.call("append", keys, *args, durable=True)
-            if answer == b"stored":
-                return digest
-            state, *tip = answer
+            state, order, due, *tip = self._connection.call("append", keys, *args, durable=True)
             if state == b"torn":
                 problem = "some of its keys were evicted or deleted"
                 raise CorruptError(f"{key.conversation!r} is incomplete: {problem}")
-            if state == b"stored":
-                self._relist(key, tip[1])
+            self._relist(key, due)
             if enrolled:
-                order = {b"stored": tip[:1], b"conflict": tip[2:3]}.get(state) or [b""]
-                self._list.settle(member(key), enrolled, order[0])
+                self._list.settle(member(key), enrolled, order)
             if state == b"stored":
                 return digest
             if tip:
@@ -393,6 +388,7 @@ def from_url(url: str) -> RedisStore:
     Options: `?ttl_s=604800` (0: nothing expires), `?timeout_s=10`, `?wait_aof=1` or `?wait_aof=1,1` (on this
     disk, and on so many replicas'), `?cluster=1`, `?prefix=refold`; others go to redis-py.
     """
+    url = re.sub("^valkey", "redis", url)
     parts = split_url(url)
     plain = url.partition("?")[0]
     where = f"store {shown_url(plain)!r}"
@@ -413,7 +409,7 @@ def _require(
     key: Key, entries: Sequence[Entry], after: bytes | None, lease: Lease | None, tip: Sequence[bytes]
 ) -> bytes:
     """Returns the last digest, if the entries continue from there."""
-    next, last, _, held = tip
+    next, last, held = tip
     if lease is not None:
         require_held(key, lease, held or None)
     require_next(key, entries, int(next), last, after)

@@ -274,7 +274,8 @@ def _verb(one: ScriptCall | Command) -> str:
 
 
 def _script(call: ScriptCall, is_retry: bool) -> Command:
-    return ("EVALSHA", _script_sha(call.verb in ALLOWED_WHEN_FULL), len(call.keys), *call.keys, *call.args, call.verb, int(is_retry))
+    sha = _script_sha(call.verb in ALLOWED_WHEN_FULL)
+    return ("EVALSHA", sha, len(call.keys), *call.keys, *call.args, call.verb, int(is_retry))
 
 
 @cache

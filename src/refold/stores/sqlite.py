@@ -8,15 +8,16 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
-from refold.core.event import Expiry
 from refold.stores.packing import pack, to_text
 from refold.stores.shelf import LEASE, Shelf, require_held
+from refold.stores.sql import delete_unshared, read_settings, row_problems, write_setting
 from refold.stores.sqlite_file import SQLiteFile, SQLiteQueries
 from refold.stores.sqlite_index import (
     PLACE_BITS,
@@ -44,18 +45,18 @@ OPTIONS = {
 }
 
 
+@dataclass(slots=True)
 class _PendingAppend:
     """An append that waits for the commit it shares with others."""
 
-    def __init__(self, key: Key, entries: Sequence[Entry], after: bytes | None, lease: Lease | None) -> None:
-        self.key = key
-        self.entries = entries
-        self.after = after
-        self.lease = lease
-        self.pid = os.getpid()
-        self.digest = b""
-        self.error: Exception | None = None
-        self.done = False
+    key: Key
+    entries: Sequence[Entry]
+    after: bytes | None
+    lease: Lease | None
+    pid: int
+    digest: bytes = b""
+    error: Exception | None = None
+    is_done: bool = False
 
 
 class _Tip(NamedTuple):
@@ -86,11 +87,11 @@ class SQLiteStore(SQLiteIndex, Shelf):
     def append(
         self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
     ) -> bytes:
-        pending = _PendingAppend(key, entries, after, lease)
+        pending = _PendingAppend(key, entries, after, lease, os.getpid())
         self._file.renew()
         self._queue.append(pending)
         with self._file.writing:
-            if not pending.done:
+            if not pending.is_done:
                 self._commit()
         if pending.error:
             raise pending.error.with_traceback(None)  # other threads may raise the same one
@@ -98,8 +99,11 @@ class SQLiteStore(SQLiteIndex, Shelf):
 
     def _commit(self) -> None:
         """Commits everything that waits, in one transaction: the first thread does it for all."""
-        waiting = [self._queue.popleft() for _ in range(len(self._queue))]
-        batch = [pending for pending in waiting if pending.pid == os.getpid()]  # a fork copied the rest
+        batch: list[_PendingAppend] = []
+        while self._queue:
+            pending = self._queue.popleft()
+            if pending.pid == os.getpid():  # a fork of the process copied the rest
+                batch.append(pending)
         try:
             with self._file.transaction() as run:
                 for pending in batch:
@@ -116,7 +120,7 @@ class SQLiteStore(SQLiteIndex, Shelf):
                 raise
         finally:
             for pending in batch:
-                pending.done = True
+                pending.is_done = True
 
     def _insert(self, run: SQLiteQueries, pending: _PendingAppend) -> bytes:
         key = pending.key
@@ -226,26 +230,10 @@ class SQLiteStore(SQLiteIndex, Shelf):
             for cid in erased:
                 run("bury", cid=cid)
             for cid in reversed(erased):  # forks have higher row ids than their parents
-                self._delete_unshared(run, cid)
+                delete_unshared(run, cid, lambda cid: self._seal(run, cid))
         self._purge_index()
         self._file.purge_log()
         return [] if with_forks else [Key(to_text(owner), to_text(name)) for owner, name in named_forks]
-
-    def _delete_unshared(self, run: SQLiteQueries, cid: int | None) -> None:
-        """Deletes what no fork shares of an erased conversation, then the same of its erased ancestors."""
-        while cid is not None and (rows := run("buried", cid=cid)):
-            parent, fork_at, shared = rows[0]
-            keep = max(fork_at, shared or 0)
-            for query in ("erase_entries", "erase_words", "erase_vectors"):
-                run(query, low=row_id(cid, keep), high=row_id(cid + 1, 0))
-            if keep > fork_at:
-                self._seal(run, cid)
-                return
-            for (fork,) in run("hand_over", cid=cid, parent=parent):
-                self._seal(run, fork)
-            run("erase_followed", cid=cid)
-            run("erase_conversation", cid=cid)
-            cid = parent
 
     # The shelf and settings
 
@@ -289,18 +277,11 @@ class SQLiteStore(SQLiteIndex, Shelf):
 
     def settings(self) -> Sequence[ToolSetting]:
         with self._file.read() as run:
-            rows = run("settings")
-        texts: list[list[Any]] = [[to_text(v) if isinstance(v, bytes) else v for v in row] for row in rows]
-        return [ToolSetting(agent, tool, Expiry(*values)) for agent, tool, *values in texts]
+            return read_settings(run)
 
     def set_setting(self, setting: ToolSetting, /) -> None:
-        name = {"agent": to_bytes(setting.agent), "tool": to_bytes(setting.tool)}
-        values = {field: getattr(setting.expiry, field) for field in Expiry.__struct_fields__}
-        values["prompt"] = None if values["prompt"] is None else to_bytes(values["prompt"])
         with self._file.write() as run:
-            run("unset_setting", **name)
-            if setting.expiry != Expiry():
-                run("set_setting", **name, **values)
+            write_setting(run, setting)
 
     # Health
 
@@ -311,12 +292,8 @@ class SQLiteStore(SQLiteIndex, Shelf):
         with self._file.read() as run:
             rows = run("seals")
             strays = run("strays")
-        for *row, seal in rows:
-            if _seal_of(row) != seal:
-                name = (row[2] or b"(erased)").decode("utf-8", "replace")
-                yield StoreProblem(f"conversation {name!r}", "its row was altered: name, owner or fork")
-        for what, count in strays:
-            yield StoreProblem(str(self.path), f"{count} {what} belong to no conversation")
+        altered = [row[2] for *row, seal in rows if _seal_of(row) != seal]
+        yield from row_problems(str(self.path), altered, strays)
 
     def close(self) -> None:
         self._file.close()

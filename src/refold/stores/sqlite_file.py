@@ -12,9 +12,8 @@ from weakref import WeakSet
 
 import apsw
 
-from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError, StoreError
-from refold.stores.sql import migrations, queries, require_known
+from refold.stores.sql import is_current, migrate, queries
 
 LogIdentity: TypeAlias = tuple[int, int, int] | None
 """Device and inode of a write-ahead log, and the inode of its database."""
@@ -147,7 +146,7 @@ class SQLiteFile:
         try:
             run = SQLiteQueries(connection)
             connection.setbusytimeout(self._wait_ms)
-            version = self._version(run)  # before anything is written
+            is_ready = is_current(run, "sqlite", str(self.path))  # before anything is written
             deadline = time.monotonic() + self._timeout_s
             while True:
                 try:
@@ -160,7 +159,7 @@ class SQLiteFile:
                     time.sleep(0.01)
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            if version != (len(migrations("sqlite")), FORMAT):
+            if not is_ready:
                 self._migrate(run)
         except BaseException:
             connection.close()
@@ -168,30 +167,13 @@ class SQLiteFile:
         return run
 
     def _migrate(self, run: SQLiteQueries) -> None:
-        steps = migrations("sqlite")
         run.connection.execute("BEGIN IMMEDIATE")
         try:
-            version, _ = self._version(run)
-            for step in steps[version:]:
-                run.connection.execute(step)
-            run("create_schema")
-            run("clear_schema")
-            run("set_schema", version=len(steps), format=FORMAT)
+            migrate(run, "sqlite", str(self.path), run.connection.execute)
             run.connection.execute("COMMIT")
         except BaseException:
             _roll_back(run.connection)
             raise
-
-    def _version(self, run: SQLiteQueries) -> tuple[int, int]:
-        """Of the schema and of the format.
-
-        Raises:
-            NewerError: only a newer refold knows one of them.
-        """
-        rows = run("get_schema") if run("has_schema")[0][0] else []
-        version, format = rows[0] if rows else (0, 0)
-        require_known(str(self.path), version, len(migrations("sqlite")), format)
-        return version, format
 
     def purge_log(self) -> None:
         """Removes erased words from the write-ahead log."""

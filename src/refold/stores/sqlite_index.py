@@ -1,7 +1,7 @@
 """Search in a SQLite file: FTS5 for words, vectors for meaning. Both indexes follow the stored entries."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
@@ -90,70 +90,42 @@ class SQLiteIndex:
     ) -> Iterator[int]:
         """Stores what `convert` makes of new entries; the file is not locked while it runs."""
         with self._file.read() as run:
-            todo = deque(self._behind(run, scope, what))
-        while todo:
-            rows = list[Any]()
-            read = list[tuple[int, int, int]]()
-            size = 0
-            with self._file.read() as run:
-                while todo and len(rows) < BATCH and size < BATCH_BYTES:
-                    cid, start = todo.popleft()
-                    next = start
-                    for row in run("read", low=start, high=row_id(cid + 1, 0), but=None, limit=BATCH):
-                        rows.append(row)
-                        next = row[0] + 1
-                        size += len(row[4]) if isinstance(row[4], bytes) else 0
-                        if size >= BATCH_BYTES:
-                            break
-                    if next > start:
-                        read.append((cid, start, next))
-                        todo.appendleft((cid, next))
-            readable = list[tuple[int, Entry]]()
-            for row in rows:
-                try:
-                    readable.append((row[0], to_entry(row)))
-                except (CorruptError, TypeError, ValueError):
-                    continue  # `refold doctor` reports it; the other entries stay searchable
-            converted = convert([entry for _, entry in readable])
-            self._put(what, read, zip((at for at, _ in readable), converted, strict=True), put)
-            if rows:
-                yield len(rows)
+            if isinstance(scope, Key):
+                cids = [segment.cid for segment in self._segments(run, scope)]
+            else:
+                rows = run("behind", owner=to_bytes(scope), what=what)
+                rows += run("inherited", owner=to_bytes(scope))
+                cids = list(dict.fromkeys(row[0] for row in rows))
+        for cid in cids:
+            while unread := self._unread(cid, what):
+                start = unread[0][0]
+                next = start
+                size = 0
+                readable: list[tuple[int, Entry]] = []
+                for row in unread:
+                    next = row[0] + 1
+                    with suppress(CorruptError, TypeError, ValueError):  # `refold doctor` reports it
+                        readable.append((row[0], to_entry(row)))
+                        size += len(readable[-1][1].body)
+                    if size >= BATCH_BYTES:
+                        break
+                converted = convert([entry for _, entry in readable])
+                with self._file.write(durable=False, wait=True) as run:
+                    followed = run("followed", cid=cid, what=what)
+                    is_ours = bool(followed) and followed[0][0] <= start  # no other process was faster
+                    if is_ours:
+                        run("follow", cid=cid, what=what, next=next)
+                        for (place, _), one in zip(readable, converted, strict=True):
+                            put(run, place, followed[0][1], one)
+                if is_ours:
+                    yield next - start
 
-    def _put(
-        self,
-        what: bytes,
-        read: Sequence[tuple[int, int, int]],
-        converted: Iterable[tuple[int, T]],
-        put: Callable[[SQLiteQueries, int, bytes, T], None],
-    ) -> None:
-        """Skips what another process indexed, or erased, in the meantime."""
-        with self._file.write(durable=False, wait=True) as run:
-            ours = dict[int, tuple[int, bytes]]()
-            for cid, start, next in read:
-                followed = run("followed", cid=cid, what=what)
-                if followed and start <= followed[0][0] < next:
-                    ours.setdefault(cid, followed[0])
-                    run("follow", cid=cid, what=what, next=next)
-            for at, one in converted:
-                first, owner = ours.get(at >> PLACE_BITS, (at + 1, b""))
-                if at >= first:
-                    put(run, at, owner, one)
-
-    def _behind(self, run: SQLiteQueries, scope: Scope, what: bytes) -> list[tuple[int, int]]:
-        """Conversations with entries that are not indexed yet, and the row ids where these begin."""
-        found = list[tuple[int, int]]()
-        if isinstance(scope, Key):
-            cids = [segment.cid for segment in self._segments(run, scope)]
-        else:
-            owner = to_bytes(scope)
-            found += run("behind", owner=owner, what=what)
-            cids = [cid for cid, *_ in run("inherited", owner=owner)]
-        known = {cid for cid, _ in found}
-        for cid in dict.fromkeys(cids):
-            start = run("followed", cid=cid, what=what)[0][0]
-            if cid not in known and run("last", low=start, high=row_id(cid + 1, 0)):
-                found.append((cid, start))
-        return found
+    def _unread(self, cid: int, what: bytes) -> list[Any]:
+        """The next entries to index; none if the conversation was erased."""
+        with self._file.read() as run:
+            for start, _ in run("followed", cid=cid, what=what):
+                return run("read", low=start, high=row_id(cid + 1, 0), but=None, limit=BATCH)
+        return []
 
     def _purge_index(self) -> None:
         """Rewrites the index in small steps, so that erased words leave the file."""

@@ -4,8 +4,8 @@ A store keeps entries in order and interprets none of them. A session uses an op
 has it; everything but the logs is kept on a `Shelf` (`stores/shelf.py`).
 """
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from importlib import import_module
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -289,11 +289,23 @@ def require_next(key: Key, entries: Sequence[Entry], next: int, last: bytes, aft
     Raises:
         ConflictError: the entries do not continue from there.
     """
-    places = [entry.at for entry in entries]
-    if places != list(range(next, next + len(places))):
-        raise ConflictError(f"{key.conversation!r} goes on at {next}, not with entries at {places[:9]}")
+    for at, entry in enumerate(entries, next):
+        if entry.at != at:
+            raise ConflictError(f"{key.conversation!r} goes on at {at}, not with an entry at {entry.at}")
     if after not in (None, last):
         raise ConflictError(f"{key.conversation!r} was erased and started again since it was read")
+
+
+ENGINES = {
+    "memory": "memory",
+    "sqlite": "sqlite",
+    **dict.fromkeys(("postgresql", "postgres"), "postgres"),
+    **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), "redis"),
+    "agentcore": "agentcore",
+    "mem0": "mem0",
+    "hybrid": "hybrid",
+}
+"""The module of an engine, by the scheme of its URLs; imported when it is used: it may need a driver."""
 
 
 def open_store(url: str) -> Store:
@@ -305,43 +317,14 @@ def open_store(url: str) -> Store:
         StoreError: it could not be opened.
     """
     try:
-        parts = urlsplit(url)
+        scheme = urlsplit(url).scheme
     except ValueError:  # which shows the password
         raise SettingError(f"store {shown_url(url)!r}", f"is not a valid URL; {ENCODING_HELP}") from None
-    match parts.scheme:
-        case "memory":
-            from refold.stores import memory
-
-            if parts.path or parts.query or parts.fragment:
-                only = "expected memory:// or memory://NAME; it has no options"
-                raise SettingError(f"store {shown_url(url)!r}", only)
-            return memory.shared(parts.netloc) if parts.netloc else memory.MemoryStore()
-        case "sqlite":
-            from refold.stores import sqlite
-
-            return sqlite.from_url(url)
-        case "postgresql" | "postgres":
-            from refold.stores import postgres
-
-            return postgres.from_url(url)
-        case "redis" | "rediss" | "unix" | "valkey" | "valkeys":
-            from refold.stores import redis
-
-            return redis.from_url(re.sub("^valkey", "redis", url))
-        case "agentcore":
-            from refold.stores import agentcore
-
-            return agentcore.from_url(url)
-        case "mem0":
-            from refold.stores import mem0
-
-            return mem0.from_url(url)
-        case "hybrid":
-            from refold.stores import hybrid
-
-            return hybrid.from_url(url)
-    raise SettingError(
-        f"store {shown_url(url)!r}",
-        "expected memory://, sqlite:///file.db, postgresql://, redis://, rediss://, unix://, agentcore://,"
-        " mem0:// or hybrid://",
-    )
+    if scheme not in ENGINES:
+        raise SettingError(
+            f"store {shown_url(url)!r}",
+            "expected memory://, sqlite:///file.db, postgresql://, redis://, rediss://, unix://, agentcore://,"
+            " mem0:// or hybrid://",
+        )
+    store: Store = import_module(f"refold.stores.{ENGINES[scheme]}").from_url(url)
+    return store

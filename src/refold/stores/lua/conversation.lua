@@ -90,11 +90,12 @@ local function tip(keys, lease)
 end
 
 verbs.tip = function(keys, _, args)
-  return (tip(keys, args[1]))
+  local state = tip(keys, args[1])
+  return { state[1], state[2], state[4] }
 end
 
--- "stored", and if they are of interest its order, and that again if it is time to see that it is listed; or
--- "late", where it has to be enrolled anew; "torn", where its keys do not belong together; or "conflict" and the tip.
+-- "stored", its order, and that again if it is time to see that it is listed; "late", where it has to be enrolled
+-- anew; "torn", where its keys do not belong together; or "conflict", its order, "" and the tip.
 verbs.append = function(keys, again, args)
   local ttl, first, after, digest, order, owner, name, lease, fence, holder = unpack(args, 1, 10)
   local start = 11 -- then each entry: s or u for said or not, with = and its id if it has one; all of it
@@ -108,11 +109,11 @@ verbs.append = function(keys, again, args)
     end
   end
   if state[1] ~= first or state[2] ~= after or (lease ~= '' and not is_held(state[4], fence, holder)) then
-    return { 'conflict', unpack(state) }
+    return { 'conflict', state[3], '', state[1], state[2], state[4] }
   elseif not head[1] and is_late(order) then
-    return { 'late' }
+    return { 'late', '', '' }
   elseif call('XLEN', keys[LOG]) ~= next then
-    return { 'torn' }
+    return { 'torn', '', '' }
   end
   local new = next == 0 and { LOG, IDS, UNSAID } or {}
   for n = start, #args, 2 do
@@ -134,7 +135,7 @@ verbs.append = function(keys, again, args)
     state[3] = order
   end
   local due = touch(keys, ttl, new, { head[4], head[5] }) and head[1]
-  return (due or order ~= '') and { 'stored', state[3], due and state[3] or '' } or 'stored'
+  return { 'stored', state[3], due and state[3] or '' }
 end
 
 -- Adds entries to `answer` until it is large; the place to go on at, or "" where there are no more.

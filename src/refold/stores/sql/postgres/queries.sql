@@ -33,13 +33,6 @@ SELECT refold_append_next(
     %(key)b, %(first)s::bigint, %(after)b, %(kind)b, %(id)b, %(head)b, %(body)b, %(digest)b
 )
 
--- name: append_one
-SELECT * FROM refold_append(
-    %(key)b, %(owner_key)b, %(owner)b, %(name)b, %(now)b, %(again)b, %(first)s::bigint, %(after)b,
-    %(lease)b, %(holder)b, %(fence)s::bigint, ARRAY[%(kind)b]::bytea[], ARRAY[%(id)b]::bytea[],
-    ARRAY[%(head)b]::bytea[], ARRAY[%(body)b]::bytea[], ARRAY[%(digest)b]::bytea[]
-)
-
 -- name: append
 SELECT * FROM refold_append(
     %(key)b, %(owner_key)b, %(owner)b, %(name)b, %(now)b, %(again)b, %(first)s::bigint, %(after)b,
@@ -218,11 +211,8 @@ SELECT c.cid, coalesce(f.next, 0), c.owner_key FROM (
     UNION
     SELECT o.cid FROM refold_conversation o WHERE %(key)b::bytea IS NULL AND o.owner_key = %(owner_key)b
 ) s JOIN refold_conversation c ON c.cid = s.cid LEFT JOIN refold_followed f ON f.cid = c.cid AND f.what = %(what)b
-WHERE EXISTS (SELECT 1 FROM refold_entry e WHERE e.cid = c.cid AND e.at >= coalesce(f.next, 0))
-ORDER BY c.cid
-
--- name: followed
-SELECT coalesce((SELECT next FROM refold_followed WHERE cid = %(cid)s AND what = %(what)b), 0)
+WHERE c.cid >= %(first)s AND EXISTS (SELECT 1 FROM refold_entry e WHERE e.cid = c.cid AND e.at >= coalesce(f.next, 0))
+ORDER BY c.cid LIMIT %(limit)s
 
 -- name: read_behind
 SELECT cid, at, kind, id, head, body FROM (

@@ -49,9 +49,6 @@ FROM refold_conversation c LEFT JOIN refold_entry e ON e.place = (
 )
 WHERE c.owner = :owner AND c.name = :name
 
--- name: last
-SELECT place, digest FROM refold_entry WHERE place >= :low AND place < :high ORDER BY place DESC LIMIT 1
-
 -- name: digest
 SELECT digest FROM refold_entry WHERE place = :place
 
@@ -103,13 +100,13 @@ FROM refold_conversation c WHERE c.cid = :cid AND c.name IS NULL
 UPDATE refold_conversation SET parent = :parent WHERE parent = :cid RETURNING cid
 
 -- name: erase_entries
-DELETE FROM refold_entry WHERE place >= :low AND place < :high
+DELETE FROM refold_entry WHERE place >= (:cid << 32) + :at AND place < (:cid + 1) << 32
 
 -- name: erase_words
-DELETE FROM refold_search WHERE rowid >= :low AND rowid < :high
+DELETE FROM refold_search WHERE rowid >= (:cid << 32) + :at AND rowid < (:cid + 1) << 32
 
 -- name: erase_vectors
-DELETE FROM refold_vector WHERE place >= :low AND place < :high
+DELETE FROM refold_vector WHERE place >= (:cid << 32) + :at AND place < (:cid + 1) << 32
 
 -- name: erase_followed
 DELETE FROM refold_followed WHERE cid = :cid
@@ -137,7 +134,7 @@ SELECT 'vectors', count(*) AS strays FROM refold_vector
 WHERE place NOT IN (SELECT place FROM refold_entry) HAVING strays
 
 -- name: behind
-SELECT c.cid, coalesce(f.next, c.cid << 32) FROM refold_conversation c
+SELECT c.cid FROM refold_conversation c
 LEFT JOIN refold_followed f ON f.cid = c.cid AND f.what = :what
 WHERE c.owner IN (:owner, x'') AND EXISTS (
     SELECT 1 FROM refold_entry e
