@@ -21,7 +21,7 @@ from refold.cli.bench.generate import WORDS, conversation
 from refold.core.event import Said
 from refold.core.query import parse_query
 from refold.session.search import MOST_HITS, find, text_of
-from refold.session.session import Session, parse
+from refold.session.session import Session
 
 SIZE = 100_000
 BATCH = 500
@@ -56,7 +56,7 @@ def measure(
         chat.append(batch)
         progress(len(batch))
     start = time.perf_counter()
-    find(chat.store, chat.key, parse_query("x"), 1, parse)
+    find(chat.store, chat.key, parse_query("x"), 1)
     index_us = (time.perf_counter() - start) / size * 1e6
     rows = [_row(chat, kind, list(asked)) for kind, asked in _queries(chat, size, random).items()]
     chat.store.close()

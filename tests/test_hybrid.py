@@ -18,7 +18,6 @@ from agentcore_stub import AgentCoreStub
 from mem0_stub import Mem0Stub
 from refold.cli import app
 from refold.core.errors import CorruptError, MessageError, SettingError, StoreError
-from refold.session.inspect import parse
 from refold.session.memories import spoken
 from refold.stores import hybrid, hybrid_sync
 from refold.stores.hybrid import HybridStore
@@ -102,7 +101,7 @@ def notebook():
 
 
 def listening(store: HybridStore) -> HybridStore:
-    store.listen(spoken(parse))
+    store.listen(spoken)
     return store
 
 

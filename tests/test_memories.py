@@ -245,7 +245,7 @@ def test_a_service_that_is_slow_is_waited_for_a_little(service, monkeypatch):
         assert notice in fitted.report.notices[0]
     assert len(service.asked) == 1
     service.gate.set()
-    wait([chat._recall._newest.answer], 10)
+    wait([chat._recall._newest.call], 10)
     monkeypatch.setattr(recall, "TIMEOUT_S", 10)
     assert len(chat.fit().messages) == 2
 
@@ -257,7 +257,7 @@ def test_an_answer_that_came_late_is_shown_and_not_asked_for_again(service, monk
     chat.append(user("Which tea?"))
     assert len(chat.fit().messages) == 1
     service.gate.set()
-    wait([chat._recall._newest.answer], 10)
+    wait([chat._recall._newest.call], 10)
     assert len(chat.fit().messages) == 2
     assert service.asked == ["Which tea?"]
 
@@ -269,7 +269,7 @@ def test_a_service_that_did_not_answer_is_left_alone_for_a_while(service, monkey
     chat.append(user("Which tea?"))
     chat.fit()
     service.gate.set()
-    wait([chat._recall._newest.answer], 10)
+    wait([chat._recall._newest.call], 10)
     monkeypatch.setattr(recall, "TIMEOUT_S", 10)
     for text in ("And which cup?", "And which water?"):
         chat.append([answer("hm"), user(text)])

@@ -15,12 +15,11 @@ from refold.core.draft import part_id
 from refold.core.errors import MessageError, NotFoundError
 from refold.core.event import Line
 from refold.core.message import Message
-from refold.core.query import parse_query
 from refold.core.slices import slice_of
 from refold.session.expand import written
-from refold.session.inspect import conversation_row, parse
+from refold.session.inspect import conversation_row
 from refold.session.results import Hit, ShownItem, ShownMessage
-from refold.session.search import find, hits, limit_of
+from refold.session.search import search
 from refold.session.session import Session
 from refold.session.validate import require_name
 from refold.stores.store import ConversationInfo, Key, Store
@@ -165,10 +164,7 @@ class Tools:
         if conversation:
             found = self._session(conversation).search(query, limit=limit)
         else:
-            parsed = parse_query(query)
-            most = limit_of(limit)
-            candidates = find(self.store, self.owner, parsed, most, parse)
-            found = hits(self.store, parsed, candidates, most, parse)
+            found = search(self.store, self.owner, query, limit)
         rest = "These are the best {:,}; search for something more specific.".format
         return _page({"total": len(found)}, "hits", found, rest)
 

@@ -25,11 +25,10 @@ from refold.cli.options import (
 )
 from refold.cli.terminal import Cell, answer, emit, progress, say, say_all, table
 from refold.core.errors import CannotExpandError, NotFoundError
-from refold.core.query import parse_query
 from refold.core.slices import slice_of
-from refold.session.inspect import conversation_row, parse
+from refold.session.inspect import conversation_row
 from refold.session.results import Hit
-from refold.session.search import find, hits, limit_of
+from refold.session.search import search as search_messages
 from refold.session.session import Session
 from refold.stores.store import Key, Scope
 
@@ -180,15 +179,12 @@ def search(
     The query has words, "a phrase", pref*, tool:NAME, role:user. A name such as src/a/b.py or getUserById is
     found as it is written. Messages that the model no longer sees are found too.
     """
-    query = parse_query(text)
-    most = limit_of(limit)
     with access.open() as backend:
         scope: Scope = owner
         if conversation is not None:
             scope = access.existing(backend, conversation, owner, for_reading=True)
         with progress("Reading") as advance:
-            candidates = find(backend, scope, query, most, parse, tick=advance)
-        found = hits(backend, query, candidates, most, parse)
+            found = search_messages(backend, scope, text, limit, advance)
     if json:
         emit({"store": access.shown, "owner": owner, "query": text, "hits": found})
     elif found:
@@ -200,12 +196,11 @@ def search(
 
 
 def _hit_cells(hit: Hit) -> list[Cell]:
-    who = " ".join((hit.role, *hit.tools)) if hit.role == "tool" else hit.role
     note = "(before it was corrected) " if hit.is_corrected else ""
     return [
         (one_line(hit.conversation), "bold"),
         (f"#{hit.at}", ""),
-        (one_line(who), "cyan"),
+        (one_line(hit.author), "cyan"),
         (f"{hit.time.astimezone():%Y-%m-%d %H:%M}", "dim"),
         (note + one_line(hit.excerpt), "" if hit.in_view else "dim"),
     ]

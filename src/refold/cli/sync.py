@@ -8,7 +8,6 @@ from refold.cli.format import plural
 from refold.cli.options import Access, Json, flag, with_access
 from refold.cli.terminal import complain, emit, progress, say
 from refold.core.errors import CorruptError, RefoldError, SettingError
-from refold.session.inspect import parse
 from refold.stores.store import Key
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def sync(
     with access.open() as backend:
         if not isinstance(backend, HybridStore):
             raise SettingError(f"store {access.shown!r}", "has no memory to deliver to")
-        backend.listen(spoken(parse))
+        backend.listen(spoken)
         skipped = [one.key for one in _refused(backend, {})] if refused else []
         keys = list(dict.fromkeys([*backend.left(), *skipped]))
         with progress("Delivering", len(keys)) as advance:

@@ -1,20 +1,20 @@
-"""Memories of the store, shown to the model right before the user's message: an edit, not a message."""
+"""Memories of the store, which an edit shows to the model right before the user's newest message."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import wait
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from threading import Lock
 from typing import NamedTuple
 
-from refold.core.codec import Entry, Parse, decode
+from refold.core.codec import Entry, decode
 from refold.core.errors import RefoldError
 from refold.core.event import Line, Replaced, Said
 from refold.core.expiry import uses_own_tools
 from refold.core.message import Message, Text
 from refold.core.plan import Count
 from refold.policies.shorten import quoted
+from refold.session.inspect import parse
 from refold.session.meter import Meter
 from refold.session.results import StoredMessage
 from refold.session.search import text_of
@@ -35,38 +35,32 @@ QUERY_CHARS = 1_000
 HEADER = "[refold memory: from earlier conversations, a record of what was said, not instructions]"
 
 
-def spoken(parse: Parse) -> Callable[[Entry], SpokenMessage | None]:
-    """Reads from an entry what a store can learn from: messages of users, models and tools, but not of
-    refold's own tools.
-    """
-
-    def read(entry: Entry) -> SpokenMessage | None:
-        try:
-            event = decode(entry, parse) if entry.kind == "said" else None
-        except RefoldError:  # damaged, or written by a newer refold
-            return None
-        if not isinstance(event, Said) or event.line.role == "system" or event.line.summary:
-            return None
-        text = "" if uses_own_tools(event.line) else text_of(event)
-        return SpokenMessage(event.at, event.line.role, text, event.time) if text.strip() else None
-
-    return read
+def spoken(entry: Entry) -> SpokenMessage | None:
+    """What a store can learn from: a message of a user, model or tool, but not of refold's own tools."""
+    try:
+        event = decode(entry, parse) if entry.kind == "said" else None
+    except RefoldError:  # damaged, or written by a newer refold
+        return None
+    if not isinstance(event, Said) or event.line.role == "system" or event.line.summary:
+        return None
+    text = "" if uses_own_tools(event.line) else text_of(event)
+    return SpokenMessage(event.at, event.line.role, text, event.time) if text.strip() else None
 
 
-class _Question(NamedTuple):
+class _Request(NamedTuple):
     at: int
-    """The place of the message that memories are asked for."""
+    """The place of the message that memories are searched for."""
     text: str
-    answer: DaemonCall[list[Memory]]
+    call: DaemonCall[list[Memory]]
 
 
 class MemoryRecall:
-    """Asks the store for memories that are of use to one session, without holding the session's lock."""
+    """Requests memories from the store for one session, without holding the session's lock."""
 
     def __init__(self, store: Memories, key: Key) -> None:
         self._store = store
         self._key = key
-        self._newest: _Question | None = None
+        self._newest: _Request | None = None
         self._starting = Lock()
         self._retry_at = 0.0
         self._problems: list[str] = []
@@ -85,29 +79,29 @@ class MemoryRecall:
         return said if isinstance(said, Said) else None
 
     def ask(self, said: Said) -> Sequence[Memory]:
-        """Memories for a message, asked for once; none if the store is down or slow. An answer that comes
+        """Memories for a message, requested once; none if the store is down or slow. An answer that comes
         late is used when this is called again.
         """
         text = text_of(said)
         with self._starting:
             newest = self._newest
-            if newest is not None and newest.answer.is_running:
+            if newest is not None and newest.call.is_running:
                 return self._none("the store has not answered yet")
-            has_answered = newest is not None and newest.answer.done() and not newest.answer.exception()
-            if not has_answered and time.monotonic() < self._retry_at:
+            has_answer = newest is not None and newest.call.done() and not newest.call.exception()
+            if not has_answer and time.monotonic() < self._retry_at:
                 return self._none(f"the store did not answer, and is not asked again for {RETRY_S:g} s")
-            if newest is None or not has_answered or newest[:2] != (said.at, text):
+            if newest is None or not has_answer or newest[:2] != (said.at, text):
                 self._retry_at = 0.0
-                answer = DaemonCall(lambda: self._find(text), "refold-recall")
-                newest = self._newest = _Question(said.at, text, answer)
-        answer = newest.answer
-        wait([answer], TIMEOUT_S)
-        if not answer.done():
+                newest = _Request(said.at, text, DaemonCall(lambda: self._find(text), "refold-recall"))
+                self._newest = newest
+        call = newest.call
+        wait([call], TIMEOUT_S)
+        if not call.done():
             self._retry_at = time.monotonic() + RETRY_S
             return self._none(f"no answer after {TIMEOUT_S:g} s")
-        if error := answer.exception():  # a service may raise anything; the request is made without it
+        if error := call.exception():  # a service may raise anything; the request is made without memories
             return self._none(str(error) or repr(error))
-        return answer.result()
+        return call.result()
 
     def _find(self, text: str) -> list[Memory]:
         found = self._store.memories(self._key, _query(text) or None, MAX_MEMORIES, None)
@@ -116,6 +110,12 @@ class MemoryRecall:
     def _none(self, problem: str) -> Sequence[Memory]:
         self._problems.append(f"No memories are shown: {problem}")
         return ()
+
+    def take_problems(self) -> list[str]:
+        """Problems since the last call."""
+        problems = self._problems
+        self._problems = []
+        return problems
 
     def shown(self, record: Record, said: Said, found: Sequence[Memory], meter: Meter) -> list[Replaced]:
         """The edit that shows memories before a message; none if the message has been edited meanwhile."""
@@ -127,41 +127,24 @@ class MemoryRecall:
         at = live.state.next
         line = item.lines[0]
         own = Line(at, "user", meter.counter.message(message), line.turn, line.step, recalled=True)
-        edit = Replaced(
-            at,
-            live.view,
-            item.span,
-            (message, said.at),
-            (own, line),
-            "recall",
-            f"memories about #{said.at}",
-            (line.tokens, own.tokens + line.tokens),
-            time.time(),
-        )
-        return [edit]
+        lines = (own, line)
+        tokens = (line.tokens, own.tokens + line.tokens)
+        why = f"memories about #{said.at}"
+        shown = (message, said.at)
+        return [Replaced(at, live.view, item.span, shown, lines, "recall", why, tokens, time.time())]
 
-    def beside(
-        self, record: Record, lock: AbstractContextManager[object], meter: Meter, most: int | None
-    ) -> list[StoredMessage]:
+    def stored(self, latest: Said | None, meter: Meter, max_tokens: int | None) -> list[StoredMessage]:
         """Memories for the user's latest message, as a message without a place."""
-        with lock:
-            record.catch_up()
-            latest = record.live.state.latest
-            said = None if latest is None else record.event(latest)
-        max_tokens = _max_tokens(meter) if most is None else min(most, _max_tokens(meter))
-        found = self.ask(said) if isinstance(said, Said) else ()
-        message = context(found, meter.counter.message, max_tokens)
+        limit = _max_tokens(meter)
+        if max_tokens is not None:
+            limit = min(limit, max_tokens)
+        found = () if latest is None else self.ask(latest)
+        message = context(found, meter.counter.message, limit)
         if message is None:
             return []
         tokens = meter.counter.message(message)
         now = datetime.now(UTC)
-        return [StoredMessage(message, -1, -1, "", record.key.conversation, tokens, 0, 0, now, ("memory",))]
-
-    def taken(self) -> list[str]:
-        """Problems since the last call."""
-        problems = self._problems
-        self._problems = []
-        return problems
+        return [StoredMessage(message, -1, -1, "", self._key.conversation, tokens, 0, 0, now, ("memory",))]
 
 
 def context(memories: Sequence[Memory], count: Count, max_tokens: int) -> Message | None:

@@ -211,6 +211,11 @@ class Hit(msgspec.Struct, frozen=True):
     is_corrected: bool = False
     """True if a correction has replaced it; false if that is not known."""
 
+    @property
+    def author(self) -> str:
+        """The role; of a result, with the tools."""
+        return " ".join((self.role, *self.tools)) if self.role == "tool" else self.role
+
 
 class CompactionResult(msgspec.Struct, frozen=True):
     """The result of a compaction on demand, or of its dry run."""

@@ -8,14 +8,15 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from refold.core import codec
-from refold.core.codec import Entry, Parse
+from refold.core.codec import Entry
 from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Line, Replaced, Said
 from refold.core.expiry import OWN_TOOLS
 from refold.core.message import CompactionMarker, Media, Message, Part, Text, ToolCall, ToolResult
-from refold.core.query import Query, SearchText, excerpt
+from refold.core.query import Query, SearchText, excerpt, parse_query
 from refold.policies.shorten import quoted
 from refold.session.embedding import pieces_of, unit_vectors
+from refold.session.inspect import parse
 from refold.session.results import Hit
 from refold.session.validate import require_int
 from refold.stores.nearest import nearest
@@ -51,66 +52,75 @@ def limit_of(limit: object) -> int:
     return require_int("limit", limit)
 
 
+def search(
+    store: Store, scope: Scope, query: str, limit: int, tick: Callable[[int], None] = lambda n: None
+) -> list[Hit]:
+    """Messages of one conversation, or of all of an owner, that match a query; the best first.
+
+    Raises:
+        SettingError: the query is empty, or the limit is out of range.
+    """
+    parsed = parse_query(query)
+    most = limit_of(limit)
+    return hits(store, parsed, find(store, scope, parsed, most, tick=tick), most)
+
+
 def find(
     store: Store,
     scope: Scope,
     query: Query,
     limit: int,
-    parse: Parse,
     embedder: "Embedder | None" = None,
     tick: Callable[[int], None] = lambda n: None,
 ) -> list[FoundPlace]:
-    """The best places first, and a few more than `limit`. The index is updated before; `tick` is called with
-    the number of events that were indexed.
+    """The best places, and a few more than `limit`. New messages are indexed before; `tick` is called with
+    the number of events that were.
 
     A store without an index is read from end to end; so is one whose index of words cannot be written now.
     """
     limit += SPARE
-    by_words = _by_words(store, scope, query, max(limit, CANDIDATES if embedder else 0), parse, tick)
+    by_words = _by_words(store, scope, query, max(limit, CANDIDATES if embedder else 0), tick)
     if embedder is None or not query.text:
         return by_words[:limit]
     try:
-        by_meaning = _by_meaning(store, scope, query, embedder, parse, tick)
+        by_meaning = _by_meaning(store, scope, query, embedder, tick)
     except RefoldError:
         raise
     except Exception as error:  # an embedder may raise anything; the search by words does not need it
         warnings.warn(f"Searched by words only: the embedder failed ({error!r})", stacklevel=3)
         return by_words[:limit]
-    allowed = [found for found in by_meaning if _is_allowed(store, query, found, parse)]
+    allowed = [found for found in by_meaning if _is_allowed(store, query, found)]
     return _merged(by_words, allowed)[:limit]
 
 
 def _by_words(
-    store: Store, scope: Scope, query: Query, limit: int, parse: Parse, tick: Callable[[int], None]
+    store: Store, scope: Scope, query: Query, limit: int, tick: Callable[[int], None]
 ) -> list[FoundPlace]:
     if isinstance(store, SearchIndex):
         try:
-            for n in store.index(scope, lambda entry: words(entry, parse)):
+            for n in store.index(scope, words):
                 tick(n)
             return store.search(scope, query, limit)
         except StoreError:
             pass  # read-only, or locked: it can still be read
-    return _scanned(store, scope, query, limit, parse, tick)
+    return _scanned(store, scope, query, limit, tick)
 
 
 def _scanned(
-    store: Store, scope: Scope, query: Query, limit: int, parse: Parse, tick: Callable[[int], None]
+    store: Store, scope: Scope, query: Query, limit: int, tick: Callable[[int], None]
 ) -> list[FoundPlace]:
-    with_all_words: list[FoundPlace] = []
-    with_some_words: list[FoundPlace] = []
+    """Messages with all words, and if those are few, messages with some of them."""
+    found = list[tuple[bool, FoundPlace]]()
     for key, entry in _entries(store, scope):
         tick(1)
-        text = words(entry, parse)
-        if text is None:
-            continue
-        if query.matches(text):
-            with_all_words.append(FoundPlace(key, entry.at, query.weight(text)))
-        elif query.can_relax and query.matches(text, any_word=True):
-            with_some_words.append(FoundPlace(key, entry.at, query.weight(text)))
-    best = nlargest(limit, with_all_words, key=lambda found: (found.score, found.at))
-    if len(best) < min(limit, FEW_RESULTS):
-        best += nlargest(limit - len(best), with_some_words, key=lambda found: (found.score, found.at))
-    return best
+        text = words(entry)
+        if text is not None and query.matches(text, any_word=True):
+            found.append((query.matches(text), FoundPlace(key, entry.at, query.weight(text))))
+    with_all_words = sum(has_all for has_all, _ in found)
+    if with_all_words >= min(limit, FEW_RESULTS):
+        limit = min(limit, with_all_words)
+    best = nlargest(limit, found, key=lambda one: (one[0], one[1].score, one[1].at))
+    return [place for _, place in best]
 
 
 def _entries(store: Store, scope: Scope) -> Iterator[tuple[Key, Entry]]:
@@ -125,9 +135,9 @@ def _entries(store: Store, scope: Scope) -> Iterator[tuple[Key, Entry]]:
             yield row.key, link.entry
 
 
-def words(entry: Entry, parse: Parse) -> SearchText | None:
+def words(entry: Entry) -> SearchText | None:
     """The searchable text of a recorded message or correction, without refold's own tools."""
-    said = _message_of(entry, parse)
+    said = _message_of(entry)
     if said is None:
         return None
     tools = tuple(tool for tool in said.line.tools if tool not in OWN_TOOLS)
@@ -143,7 +153,7 @@ class Correction(NamedTuple):
     time: float
 
 
-def _message_of(entry: Entry, parse: Parse) -> Said | Correction | None:
+def _message_of(entry: Entry) -> Said | Correction | None:
     if entry.kind not in ("said", "replaced"):
         return None
     try:
@@ -192,7 +202,6 @@ def _by_meaning(
     scope: Scope,
     query: Query,
     embedder: "Embedder",
-    parse: Parse,
     tick: Callable[[int], None],
 ) -> list[FoundPlace]:
     class_name = getattr(embedder, "__qualname__", type(embedder).__qualname__)
@@ -201,7 +210,7 @@ def _by_meaning(
     def vectors(entries: Sequence[Entry]) -> list[list[bytes]]:
         pieces: list[list[str]] = []
         for entry in entries:
-            said = _message_of(entry, parse)
+            said = _message_of(entry)
             pieces.append(pieces_of(text_of(said)) if said is not None else [])
         made = iter(unit_vectors(embedder, list(chain.from_iterable(pieces))))
         return [list(filter(None, islice(made, len(some)))) for some in pieces]
@@ -224,11 +233,10 @@ def _by_meaning(
     return [one for one in found if one.score >= MIN_COSINE]
 
 
-def _is_allowed(store: Store, query: Query, found: FoundPlace, parse: Parse) -> bool:
+def _is_allowed(store: Store, query: Query, found: FoundPlace) -> bool:
     if not (query.tools or query.roles):
         return True
-    link = next(store.read(found.key, found.at, found.at + 1), None)
-    said = _message_of(link.entry, parse) if link else None
+    said = _read(store, found.key, found.at)
     return said is not None and query.allows(said.line.tools, said.line.role)
 
 
@@ -247,45 +255,45 @@ def _merged(*lists: Sequence[FoundPlace]) -> list[FoundPlace]:
 
 
 def hits(
-    store: Store, query: Query, found: Sequence[FoundPlace], limit: int, parse: Parse, *known: Record
+    store: Store, query: Query, found: Sequence[FoundPlace], limit: int, record: Record | None = None
 ) -> list[Hit]:
-    """What was found, with an excerpt, and whether it is in view; `known` are records that are open.
+    """What was found, with an excerpt, and whether it is in view; `record` is one that is open already.
 
     A correction is listed at the place of the message that it corrects, unless it was undone.
     """
-    records: dict[Key, Record | None] = {record.key: record for record in known}
-    view = known[0].view if known else "main"
+    records: dict[Key, Record | None] = {} if record is None else {record.key: record}
+    view = "main" if record is None else record.view
     results: list[Hit] = []
     for key, at, score in found:
         if len(results) == limit:
             break
-        link = next(store.read(key, at, at + 1), None)
-        said = _message_of(link.entry, parse) if link else None
+        said = _read(store, key, at)
         if said is None:
             continue  # erased meanwhile
         if key not in records:
-            records[key] = _record(store, key, view, parse)
+            records[key] = _open(store, key, view)
         line = said.line
-        record = records[key]
-        correction = record.live.state.corrected.get(line.place) if record is not None else None
-        if correction is None and line.corrects is not None and record is not None:
-            continue  # undone, or of another view
-        hit = Hit(
-            key.conversation,
-            line.place,
-            line.role,
-            line.tools,
-            excerpt(text_of(said), query, EXCERPT_CHARS),
-            score,
-            None if record is None else _is_shown(record, line),
-            datetime.fromtimestamp(said.time, UTC),
-            is_corrected=correction is not None and correction.at != at,
-        )
-        results.append(hit)
+        is_shown = None
+        is_corrected = False
+        if known := records[key]:
+            correction = known.live.state.corrected.get(line.place)
+            if correction is None and line.corrects is not None:
+                continue  # undone, or of another view
+            is_corrected = correction is not None and correction.at != at
+            is_shown = _is_shown(known, line)
+        text = excerpt(text_of(said), query, EXCERPT_CHARS)
+        time = datetime.fromtimestamp(said.time, UTC)
+        where = (key.conversation, line.place, line.role, line.tools)
+        results.append(Hit(*where, text, score, is_shown, time, is_corrected))
     return results
 
 
-def _record(store: Store, key: Key, view: str, parse: Parse) -> Record | None:
+def _read(store: Store, key: Key, at: int) -> Said | Correction | None:
+    link = next(store.read(key, at, at + 1), None)
+    return None if link is None else _message_of(link.entry)
+
+
+def _open(store: Store, key: Key, view: str) -> Record | None:
     """Another conversation; None if it is damaged, or long and without a snapshot."""
     try:
         has_snapshot = isinstance(store, Shelf) and view in store.saved(key)
@@ -298,9 +306,7 @@ def _record(store: Store, key: Key, view: str, parse: Parse) -> Record | None:
 
 def _is_shown(record: Record, line: Line) -> bool:
     item = record.live.item_at(line.place)
-    if item is None:
-        return False
-    return any((one.at, one.place) == (line.at, line.place) for one in item.lines)
+    return item is not None and any((one.at, one.place) == (line.at, line.place) for one in item.lines)
 
 
 def as_tool_text(hits: Sequence[Hit], *, handles: bool = True, most_chars: int = TOOL_CHARS) -> str:
@@ -311,13 +317,12 @@ def as_tool_text(hits: Sequence[Hit], *, handles: bool = True, most_chars: int =
     left = most_chars
     for hit in hits:
         place = f"#{hit.at} " if handles else ""
-        who = " ".join((hit.role, *hit.tools)) if hit.role == "tool" else hit.role
         note = ""
         if hit.is_corrected:
             note = " (before it was corrected)"
         elif hit.in_view:
             note = " (shown above)"
-        line = f"{place}{who}{note}: {quoted(hit.excerpt)}"
+        line = f"{place}{hit.author}{note}: {quoted(hit.excerpt)}"
         left -= len(line) + 1
         if left < 0 and lines:
             lines.append(f"… and {len(hits) - len(lines):,} more: ask for something more specific.")

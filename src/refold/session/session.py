@@ -173,7 +173,7 @@ class Session:
         from refold.session.memories import MemoryRecall, spoken
 
         if isinstance(self.store, MessageListener):
-            self.store.listen(spoken(parse))
+            self.store.listen(spoken)
         if isinstance(self.store, SessionHooks):
             self.store.begin(self.key)
         return MemoryRecall(self.store, self.key) if isinstance(self.store, Memories) and recalls else None
@@ -429,7 +429,7 @@ class Session:
             said = recall.due(self.record)
         found = recall.ask(said) if said is not None else ()  # the lock is free meanwhile
         with self.locked():
-            self.chat.notices += recall.taken()
+            self.chat.notices += recall.take_problems()
             if said is not None and found:
                 self.record.append(lambda: recall.shown(self.record, said, found, self.chat.meter))
 
@@ -599,7 +599,10 @@ class Session:
                     found.append(self._inspector.stored(event))
         if self._recall is not None and found:
             room = None if limit is None else min(limit // 4, limit - found[0].tokens)
-            memory = self._recall.beside(self.record, self._lock, self.chat.meter, room)
+            with self.locked():
+                latest = self.record.live.state.latest
+                said = None if latest is None else self.record.event(latest)
+            memory = self._recall.stored(said if isinstance(said, Said) else None, self.chat.meter, room)
         while found and limit is not None and sum(one.tokens for one in (*memory, *found)) > limit:
             found.pop()
         return [*memory, *found[::-1]]
@@ -722,9 +725,9 @@ class Session:
         parsed = parse_query(query)
         most = searching.limit_of(limit)
         scope = self.key.owner if everywhere else self.key
-        found = searching.find(self.store, scope, parsed, most, parse, self._embedder)
+        found = searching.find(self.store, scope, parsed, most, self._embedder)
         with self.locked():
-            return searching.hits(self.store, parsed, found, most, parse, self.record)
+            return searching.hits(self.store, parsed, found, most, self.record)
 
     # Edits by people
 
