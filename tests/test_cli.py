@@ -351,7 +351,7 @@ def test_a_file_with_a_byte_order_mark_is_read():
     ("text", "told"),
     [
         ("", "is empty"),
-        ("5", "expected a list of messages"),
+        ("5", "expected a JSON list of messages"),
         ("[1]", "messages[0]: expected a dict"),
         ("[]", "has no messages"),
         ("{}", "has no list `messages`"),

@@ -491,7 +491,7 @@ def test_a_file_is_read_as_standard_input_is(command, dialect):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "stdin: is empty; expected a JSON list of messages or an object with `messages`"),
+        ("", "stdin: is empty; expected a JSON list of messages"),
         (" \n\n", "stdin: is empty"),
         ("{}", "stdin: has no list `messages` or `input`"),
         ('"hello"', "stdin: is a JSON str"),

@@ -56,7 +56,7 @@ def fit(
         advance(len(given.messages))
     spoken = dialect if dialect in TARGETS else given.dialect
     try:
-        fitted = session.fit(dialect=spoken, tools=given.tools, request=given.beside | given.system)
+        fitted = session.fit(dialect=spoken, tools=given.tools, request=given.fields | given.system)
     except SettingError as error:  # a field of the request in the file
         raise MessageError(f"{given.where}: {error.where}", error.problem) from error
     value: Any = fitted.messages

@@ -96,7 +96,7 @@ def _drafts(
         raise typer.BadParameter(f"the file has {len(found)} conversations", param_hint="--id")
     intake = intake_for(config, model, dialect)
     drafts: dict[str, list[Draft]] = {}
-    with progress("Reading", sum(one.count for one in found)) as advance:
+    with progress("Reading", sum(len(one.messages) for one in found)) as advance:
         for n, one in enumerate(found, 1):
             name = id or one.id
             if not name and file == "-":
@@ -106,7 +106,7 @@ def _drafts(
             if name in drafts:
                 raise ConflictError(f"{one.where}: the file has the id {name!r} twice")
             drafts[name] = one.drafts(intake)
-            advance(one.count)
+            advance(len(one.messages))
             if not drafts[name]:
                 raise MessageError(one.where, "has no messages")
     return drafts

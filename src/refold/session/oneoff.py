@@ -151,8 +151,8 @@ def _counted(
     given: FileConversation, meter: Meter, intake: Intake, advance: Callable[[int], None]
 ) -> Iterator[RequestPart]:
     """Tokens as they are counted, before the model's ratio is applied."""
-    yield RequestPart("system", meter.separate(given.beside | given.system))
-    choice = given.beside.get("tool_choice")
+    yield RequestPart("system", meter.separate(given.fields | given.system))
+    choice = given.fields.get("tool_choice")
     yield RequestPart("tools", meter.counter.tools(given.tools or [], choice))
     answer: list[tuple[Any, RequestPart]] = []
     for n, message in enumerate(given.messages):
@@ -196,7 +196,7 @@ def check_given(
     Raises:
         SettingError: no rules are known for the dialect.
     """
-    named_model = given.beside.get("model")
+    named_model = given.fields.get("model")
     with warnings.catch_warnings():
         if model is None:  # the caller did not name the model
             warnings.simplefilter("ignore")
@@ -207,13 +207,13 @@ def check_given(
     messages = list[Any]()
     for message in given.messages:
         messages += DIALECTS[spoken].render(message)[0] if isinstance(message, Message) else [message]
-    request = {**given.beside, "input" if spoken == RESPONSES else "messages": messages}
+    request = {**given.fields, "input" if spoken == RESPONSES else "messages": messages}
     flags = meter.limits.flags
     known = {"no_prefill": "no-prefill" in flags, "system_inside": "system-inside" in flags}
     size = dict[str, int]()
     if meter.model is not None and meter.is_known:
         with suppress(RefoldError):  # what cannot be counted is not compared with the window
             tokens = sum(part.tokens for part in count_parts(given, config, meter.model, dialect))
-            budget = config.budget(config.agent(None), meter.limits, output_of(given.beside))
+            budget = config.budget(config.agent(None), meter.limits, output_of(given.fields))
             size = {"tokens": tokens, "room": budget.room}
     return Checked(spoken, check_request(spoken, request, strict=strict, **known, **size))

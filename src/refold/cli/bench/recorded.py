@@ -132,7 +132,7 @@ def _file(file: Path) -> Iterator[Trace]:
         id = given.id or f"{file.stem}-{n}"
         with refold.open(id, store="memory://", model=MODEL) as chat:
             chat.say(given.drafts(chat.intake()))
-            yield _rendered(chat, id, str(given.beside.get("source") or file.stem))
+            yield _rendered(chat, id, str(given.fields.get("source") or file.stem))
 
 
 def _rendered(chat: Session, id: str, source: str) -> Trace:
