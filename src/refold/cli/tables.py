@@ -62,12 +62,8 @@ def view(shown: ShownView) -> None:
         indent = ""
         if item.edit is not None and not item.is_in_place:
             indent = "  "
-            turns = f"{item.recorded.first_turn}–{item.recorded.last_turn}"
-            if item.recorded.first_turn == item.recorded.last_turn:
-                turns = f"{item.recorded.last_turn}"
-            tokens = (_item_tokens(item), EDIT)
-            sentence = (_edit_sentence(item, item.edit), EDIT)
-            rows.append([(places(item.span), EDIT), (turns, "dim"), tokens, sentence])
+            cells = (places(item.span), "", _item_tokens(item), _edit_sentence(item, item.edit))
+            rows.append([(cell, EDIT) for cell in cells])
         rows += [_message(item, message, indent) for message in item.shown]
     table(("place", ">turn", ">tokens", "role", "", ""), rows)
     say("")
@@ -137,8 +133,7 @@ def _edit_sentence(item: ShownItem, edit: EditRow) -> str:
     what = plural(item.recorded.messages, "message")
     if item.hidden < item.recorded.messages:
         what = f"{item.hidden:,} of {what}"
-    by = "several edits, the newest " if item.is_merged else ""
-    return f"{what} hidden by {by}#{edit.at} {kind}{why}"
+    return f"{what} hidden by #{edit.at} {kind}{why}"
 
 
 def explanation(found: Explanation, conversation: str) -> None:

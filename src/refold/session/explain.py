@@ -22,7 +22,7 @@ REASONS = {
     "restored": "the edit that hid it was taken back",
 }
 """Why nothing may hide a message."""
-SHORTEN = "shorten it, with `correct({at}, …)` where it is stored, or pass long material as a tool result"
+SHORTEN = "shorten it, with `correct({at}, …)` if it is stored, or pass long material as a tool result"
 ADVICE = {
     "task": ("the task", SHORTEN),
     "latest": ("the latest user message", SHORTEN),
@@ -34,7 +34,7 @@ ADVICE = {
     ),
     "result": ("a tool result", "lower `compact.cap.share`, or let the tool return pages"),
     "calls": ("tool calls", "let the agent write large arguments in several calls"),
-    "other": ("a message", "shorten it, with `correct({at}, …)` where it is stored"),
+    "other": ("a message", SHORTEN),
 }
 """What a large part is called, and what to do about it."""
 
@@ -51,8 +51,7 @@ def explain(record: Record, at: int) -> Explanation:
     if not isinstance(event, Said):
         raise NotFoundError(f"#{at} is neither a message nor an edit: there is nothing to explain")
     state, edit_at, tokens = message_state(record.live, at)
-    over = [edit.at for edit in replacements(record) if at in edit.span]
-    causes = edit_rows(record, over[::-1])
+    causes = edit_rows(record, [edit.at for edit in replacements(record) if at in edit.span][::-1])
     if state == "corrected":  # a correction is shown even where a wider edit covers the message
         causes = [replace(one, state="in force") if one.at == edit_at else one for one in causes]
     stays = tuple(REASONS[name] for name in _reasons_to_stay(record.live.state, at))

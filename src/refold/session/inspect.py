@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
 from itertools import islice
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from msgspec.structs import asdict, replace
 
 from refold.core import codec
 from refold.core.cache_cost import Prices
 from refold.core.errors import NewerError
-from refold.core.event import Event, Line, Replaced, Said, Span, Unknown
+from refold.core.event import Event, Line, Replaced, Said, Unknown
 from refold.core.live import Live, State
 from refold.core.message import (
     CompactionMarker,
@@ -99,11 +99,6 @@ class Inspector:
     def tokens(self) -> int:
         """Tokens of the messages that are shown."""
         return self._record.live.tokens
-
-    @property
-    def edition(self) -> int:
-        """Changes whenever something other than the end of the view does."""
-        return self._record.live.edition
 
     @property
     def epoch(self) -> object:
@@ -217,27 +212,6 @@ class Inspector:
         """The place of the message with an index; messages are counted from 0."""
         return self._record.place_of(index)
 
-    def recorded_in(self, span: Span) -> RecordedCount:
-        """The first message at or after each end of the span knows how many were recorded before it."""
-        if len(span) == 1:
-            said = self.event(span.start)
-            if isinstance(said, Said):
-                return RecordedCount(1, said.line.tokens, said.line.turn, said.line.turn)
-        first = self._record.said_from(span.start)
-        after = self._record.said_from(span.end)
-        state = self.state
-        messages = state.index
-        tokens = state.total
-        last_turn = state.turn
-        if after is not None:
-            messages = after.index
-            tokens = after.total - after.line.tokens
-            last_turn = after.line.turn - after.line.asks
-        if first is None:
-            return RecordedCount(0, 0, last_turn, last_turn)
-        tokens_before = first.total - first.line.tokens
-        return RecordedCount(messages - first.index, tokens - tokens_before, first.line.turn, last_turn)
-
     # What is shown
 
     def view(self, at: int | None = None, start: int = 0, limit: int | None = None) -> ShownView:
@@ -275,7 +249,7 @@ class Inspector:
         for line in item.lines:
             at = line.place
             kind = "" if line.corrects is None else "correct"
-            if edit is not None and len(item.span) == len(item.lines) == 1 and line.place == edit.at:
+            if edit is not None and len(item.span) == len(item.lines) == 1 and at == edit.at:
                 at = item.span.start
                 kind = edit.kind
             message = _shown_message(
@@ -288,17 +262,12 @@ class Inspector:
                 is_pinned=line.place in pinned,
             )
             shown.append(message)
-        if edit is None and item.lines:
-            line = item.lines[0]
-            recorded = RecordedCount(1, line.tokens, line.turn, line.turn)
-        else:
-            recorded = self.recorded_in(item.span)
-        whole = sum(line.at in item.span for line in item.lines)
+        recorded = self._recorded_in(item)
+        whole = sum(one.edit is None for one in shown)
         reduced = sum(bool(one.kind) for one in shown)
         return ShownItem(
             span=item.span,
             edit=None if edit is None else edit_row(edit),
-            is_merged=item.merged,
             recorded=recorded,
             tokens=item.tokens,
             whole=whole,
@@ -306,6 +275,19 @@ class Inspector:
             hidden=recorded.messages - whole - reduced,
             shown=tuple(shown),
         )
+
+    def _recorded_in(self, item: Item) -> RecordedCount:
+        """Each message knows how many were recorded up to it, and with how many tokens."""
+        if item.edit is None and item.lines:
+            return RecordedCount(1, item.lines[0].tokens)
+        state = self.state
+        first = self._record.said_from(item.span.start)
+        after = self._record.said_from(item.span.end)
+        if first is None:
+            return RecordedCount(0, 0)
+        messages = state.index if after is None else after.index
+        tokens = state.total if after is None else after.total - after.line.tokens
+        return RecordedCount(messages - first.index, tokens - first.total + first.line.tokens)
 
     def edits(self, start: int = 0, limit: int | None = None) -> tuple[list[EditRow], int]:
         """The edits of the view, the oldest first, including those that were taken back; and how many."""
@@ -356,10 +338,10 @@ class Inspector:
         changes = list[Change]()
         for tag, i, j, k, m in matcher.get_opcodes():
             if tag == "equal":
-                changes += _changes(" ", after[k:m])
+                changes += [Change(sign=" ", **asdict(message)) for message in after[k:m]]
             else:
-                changes += _changes("-", before[i:j])
-                changes += _changes("+", after[k:m])
+                changes += [Change(sign="-", **asdict(message)) for message in before[i:j]]
+                changes += [Change(sign="+", **asdict(message)) for message in after[k:m]]
         old = self._compared(at, before, shared)
         new = other._compared(to, after, shared)
         return Diff(old, new, tuple(changes), None if shared is None else shared - 1)
@@ -451,10 +433,6 @@ def _identity(shown: ShownMessage, shared: int | None) -> tuple[object, ...]:
     return (message.role, codec.dumps(Message(message.role, message.parts, name=message.name)))
 
 
-def _changes(sign: Literal[" ", "-", "+"], messages: Sequence[ShownMessage]) -> list[Change]:
-    return [Change(sign=sign, **asdict(message)) for message in messages]
-
-
 def shorten_texts(message: Message, chars: int) -> Message:
     """The message for a list: longer texts are cut and end in …, and the data of media are left out."""
     return replace(message, parts=tuple(_shorten(part, chars) for part in message.parts), meta=None)
@@ -462,22 +440,20 @@ def shorten_texts(message: Message, chars: int) -> Message:
 
 def _shorten(part: Part, chars: int) -> Part:
     match part:
-        case Text(text=text) | Reasoning(text=text):
-            return replace(part, text=_cut(text, chars))
-        case ToolCall(input=text):
-            return replace(part, input=_cut(text, chars))
+        case Text() | Reasoning():
+            return replace(part, text=_cut(part.text, chars))
+        case CompactionMarker():
+            return CompactionMarker(_cut(part.text, chars))
+        case ToolCall():
+            return replace(part, input=_cut(part.input, chars))
         case ToolResult(output=str(text)):
             return replace(part, output=_cut(text, chars))
         case ToolResult(output=tuple(inner)):
             return replace(part, output=tuple(_shorten(one, chars) for one in inner))
         case Media():
             return Media(part.kind, mime=part.mime, name=part.name)
-        case CompactionMarker(text=text):
-            return CompactionMarker(_cut(text, chars))
-        case Opaque(value=dict(value)):
-            return Opaque({"type": value.get("type")}, part.dialect)
-        case Opaque():
-            return Opaque(None, part.dialect)
+        case Opaque(value=value):
+            return Opaque({"type": value.get("type")} if isinstance(value, dict) else None, part.dialect)
     return part
 
 

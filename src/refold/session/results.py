@@ -98,9 +98,6 @@ class FittedMessages(list[dict[str, Any]]):
         super().__init__(messages)
         self.report = report
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FittedMessages, (list(self), self.report)
-
 
 class Overflow(msgspec.Struct, frozen=True):
     """The size of the next request and the model's window, in tokens."""
@@ -307,8 +304,6 @@ class RecordedCount(msgspec.Struct, frozen=True):
 
     messages: int
     tokens: int
-    first_turn: int
-    last_turn: int
 
 
 class ShownMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,8 +342,6 @@ class ShownItem(msgspec.Struct, frozen=True, kw_only=True):
     span: Span
     edit: EditRow | None
     """The edit that decided it; null if the record shows itself."""
-    is_merged: bool
-    """True if other edits hide parts of the span too."""
     recorded: RecordedCount
     tokens: int
     """Tokens that are shown."""

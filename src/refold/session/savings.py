@@ -1,4 +1,4 @@
-"""What edits were expected to save, beside what the provider's own numbers say that they did."""
+"""Compares what edits were expected to save with the usage that the provider reported since."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,27 +9,27 @@ from refold.core.event import Event, Measured, Replaced, Said, Worth
 
 
 class EditSavings(msgspec.Struct, frozen=True):
-    """Of the edits that were made together, up to the next ones or to now."""
+    """Expected and actual savings of edits that were made together, up to the next ones or to now."""
 
     at: int
-    """The first of them."""
+    """Place of the first edit."""
     kind: str
     why: str
     worth: Worth
     calls: int = 0
-    """Calls since that the provider reported."""
+    """Calls since, as far as the provider reported them."""
     read: int = 0
-    """Tokens of those that its cache had."""
+    """Input tokens of those calls that the provider's cache had."""
     missed: int = 0
-    """Tokens of those that it had not."""
+    """Input tokens that it did not have."""
     rewritten: int | None = None
-    """Tokens of the first call after it that had been sent before and were not in the cache any more."""
+    """Tokens of the first call that had been sent before and were no longer in the cache."""
     saved: float | None = None
     """USD by now, at the model's prices; below zero, it has not paid for itself yet."""
 
 
 def edit_savings(events: Iterable[Event], view: str, prices: Prices | None) -> Iterator[EditSavings]:
-    """One for each edit that was weighed, in order."""
+    """One for each batch of edits that has an estimate, in order."""
     newest: EditSavings | None = None
     fresh = 0
     for event in events:
@@ -42,13 +42,13 @@ def edit_savings(events: Iterable[Event], view: str, prices: Prices | None) -> I
                 newest = EditSavings(event.at, event.kind, event.why, worth)
             case Measured() if event.view == view and event.usage.input:
                 if newest is not None:
-                    newest = _told(newest, event, fresh, prices)
+                    newest = _with_call(newest, event, fresh, prices)
                 fresh = 0
     if newest is not None:
         yield newest
 
 
-def _told(outcome: EditSavings, measured: Measured, fresh: int, prices: Prices | None) -> EditSavings:
+def _with_call(outcome: EditSavings, measured: Measured, fresh: int, prices: Prices | None) -> EditSavings:
     usage = measured.usage
     missed = max(0, usage.input - usage.cache_read)
     rewritten = max(0, missed - fresh) if outcome.rewritten is None else outcome.rewritten
