@@ -287,7 +287,7 @@ class AdapterConversation(Generic[M]):
 
     def _parse(self, messages: Sequence[M], last: list[_ParsedMessage]) -> list[_ParsedMessage]:
         """Messages that say the same as the last ones at the same position are not parsed again."""
-        fields = _fields(messages)
+        fields = [*map(_fields, messages)]
         same = common_prefix([one.fields for one in last], fields)
         parsed = last[:same]
         for n in range(same, len(messages)):
@@ -315,7 +315,9 @@ class AdapterConversation(Generic[M]):
             known = self._append([self._parsed[n] for n in new], [n < last for n in new])
             positions.update(zip(known, new, strict=True))
         if sent is not None:
-            self._correct_changed(self._parse(sent, self._parsed), positions)
+            is_same = are_same(history, sent)
+            parsed = self._parsed if is_same else self._parse(sent, self._parsed)
+            self._correct_changed(parsed, positions)
         return positions
 
     def _align(self, ids: Sequence[str]) -> list[int | None]:
@@ -356,6 +358,8 @@ class AdapterConversation(Generic[M]):
         first = len(self._known)
         for one, inserted, start, stop in zip(passed, is_inserted, taken.first, stops, strict=True):
             self._add_known(_KnownMessage(one.id, tuple(places[start:stop]), inserted, one.content))
+        if places[0] == self._next:  # otherwise other writers appended, too
+            self._next = places[-1] + 1
         return range(first, len(self._known))
 
     def _correct_changed(self, sent: Sequence[_ParsedMessage], positions: Mapping[int, int]) -> None:
@@ -477,13 +481,10 @@ class AdapterConversation(Generic[M]):
         return self._converter.render(merged, sent)
 
 
-def _fields(messages: Sequence[Any]) -> list[Fields]:
-    kinds = set(map(type, messages))
-    if all(issubclass(kind, dict) for kind in kinds):
-        return list(messages)
-    if any(issubclass(kind, tuple) for kind in kinds):
-        return list(map(id, messages))
-    return list(map(vars, messages))
+def _fields(message: Any) -> Fields:
+    if isinstance(message, dict):
+        return message
+    return id(message) if isinstance(message, tuple) else vars(message)
 
 
 def _content_hash(pieces: Iterable[Message]) -> int:
