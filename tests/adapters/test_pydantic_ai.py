@@ -56,7 +56,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
 import refold
-from refold.adapters.pydantic_ai import IS_LATE, HistoryPart, PydanticAIConverter, Refold
+from refold.adapters.pydantic_ai import HistoryPart, PydanticAIConverter, Refold
 from refold.core.message import Media, Message, Reasoning, Text, ToolCall, ToolResult
 from refold.session.history_sync import content_id
 from refold.stores.store import open_store
@@ -413,10 +413,9 @@ def test_a_sliding_window_loses_the_task_and_results_where_refold_does_not(store
     door, messages = run(fitting(store))
     assert door.faults == []
     assert len(messages) > 80
-    if IS_LATE:
-        door, messages = run(ProcessHistory(newest), fitting(store, "beside"))
-        assert door.faults == []
-        assert len(kept(store, "beside")) > 80
+    door, messages = run(ProcessHistory(newest), fitting(store, "beside"))
+    assert door.faults == []
+    assert len(kept(store, "beside")) > 80
 
 
 def test_a_task_is_not_lost_in_one_turn_of_many_calls(store: str) -> None:
@@ -437,7 +436,6 @@ def test_a_task_is_not_lost_in_one_turn_of_many_calls(store: str) -> None:
     assert faults(Newest(), fitting(store, "after")) == []
 
 
-@pytest.mark.skipif(not IS_LATE, reason="there is no hook that comes after those of others")
 def test_what_others_change_in_one_request_reaches_the_model_and_is_not_stored(store: str) -> None:
     class Minds(AbstractCapability[Any]):
         async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
@@ -608,7 +606,6 @@ def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     assert len(kept(f"sqlite:///{tmp_path}/agent.db", "logs")) == 8
 
 
-@pytest.mark.skipif(not IS_LATE, reason="there is no hook that comes after those of others")
 def test_what_others_hide_stays_hidden_when_it_is_shortened(store: str) -> None:
     class Hides(AbstractCapability[Any]):
         async def before_model_request(self, ctx: Any, request_context: Any) -> Any:

@@ -4,8 +4,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial, wraps
 from importlib import import_module
 from inspect import signature
@@ -151,7 +151,12 @@ def run(
     if http is None:
         server.run("stdio")
         return
-    with _listening(http) as listener, suppress(KeyboardInterrupt):
+    try:
+        listener = socket.create_server(("127.0.0.1", http))
+    except OSError as error:
+        why = f"port {http} cannot be used ({error.strerror}); name another one, or 0 for any free port"
+        raise SettingError("--http", why) from error
+    with listener, suppress(KeyboardInterrupt):
         port = listener.getsockname()[1]
         options: dict[str, Any] = {"log_config": None, "access_log": False, "ws": "none"}
         app = uvicorn.Config(_app(server, port), **options, timeout_graceful_shutdown=SHUTDOWN_S)
@@ -172,16 +177,3 @@ def _app(server: McpServer, port: int) -> Any:
         return server.streamable_http_app(transport_security=security)
     server.settings.transport_security = security
     return server.streamable_http_app()
-
-
-@contextmanager
-def _listening(port: int) -> Iterator[socket.socket]:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError as error:
-            why = f"port {port} cannot be used ({error.strerror}); name another one, or 0 for any free port"
-            raise SettingError("--http", why) from error
-        listener.listen()
-        yield listener

@@ -1,8 +1,8 @@
 """The MCP tools and resources: a plain function for each, run in a thread, that returns JSON or text."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import dropwhile, islice
+from itertools import accumulate, dropwhile, islice
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -276,22 +276,16 @@ def _page(
     If rows are left out, a note says how to get them: `rest` writes it, given how many rows there are.
     """
     texts = [_json(row) for row in rows]
-    kept = _first(reversed(texts) if newest else texts, MAX_ANSWER - NOTE_CHARS - len(_json(about)))
+    if newest:
+        texts.reverse()
+    room = MAX_ANSWER - NOTE_CHARS - len(_json(about))
+    lengths = accumulate(len(text) + 1 for text in texts)
+    kept = texts[: sum(length <= room for length in lengths)]
     if len(kept) < (len(rows) if total is None else total):
         about = {**about, "note": rest(len(kept))}
     if newest:
         kept.reverse()
     return f'{_json(about)[:-1]},"{name}":[{",".join(kept)}]}}'
-
-
-def _first(rows: Iterable[str], room: int) -> list[str]:
-    kept = list[str]()
-    for row in rows:
-        room -= len(row) + 1
-        if room < 0:
-            break
-        kept.append(row)
-    return kept
 
 
 def _item_json(item: ShownItem) -> dict[str, Any]:

@@ -47,8 +47,6 @@ from refold.core.message import Media, Message, Opaque, Part, Reasoning, Text, T
 from refold.session.history_sync import are_same
 
 DIALECT = "pydantic-ai"
-IS_LATE = hasattr(AbstractCapability, "prepare_model_request")
-"""From 2.66 on, a hook runs after those of other capabilities, when the model is certain."""
 RECORDED = frozenset(("user-prompt", "tool-return", "retry-prompt", "retry-feedback", "compaction", "speech"))
 """Kinds of request parts that are recorded. Others, such as system prompts, are sent with every request."""
 
@@ -66,11 +64,6 @@ class Refold(AbstractCapability[Any]):
         run = copy(self)
         run._parts = {}
         return run
-
-    async def before_model_request(
-        self, ctx: RunContext[Any], request_context: ModelRequestContext
-    ) -> ModelRequestContext:
-        return request_context if IS_LATE else await self.prepare_model_request(ctx, request_context)
 
     async def prepare_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
