@@ -141,14 +141,13 @@ class RequestMatch(NamedTuple, Generic[M]):
         return cls(history, request, [*map(position_of.get, range(len(history)))], transient)
 
 
-Fields: TypeAlias = Mapping[str, Any] | int
-"""What can be replaced in a message of a framework; of a tuple its `id()`, since nothing can."""
+Fields: TypeAlias = Mapping[str, Any] | tuple[Any, ...]
+"""What can be replaced in a message of a framework."""
 
 
 class _ParsedMessage(NamedTuple):
     """A message that was passed, and what it says."""
 
-    object: Any
     fields: Fields
     """A copy: another object with equal fields says the same."""
     message: Message
@@ -296,11 +295,8 @@ class AdapterConversation(Generic[M]):
                 continue
             message = self._converter.parse(messages[n])
             pieces = split(message)
-            own_fields = fields[n]
-            if not isinstance(own_fields, int):
-                own_fields = dict(own_fields)
             id = message.id or content_id(pieces)
-            parsed.append(_ParsedMessage(messages[n], own_fields, message, id, _content_hash(pieces)))
+            parsed.append(_ParsedMessage(_copy(fields[n]), message, id, _content_hash(pieces)))
         return parsed
 
     def _sync(self, history: Sequence[M], sent: Sequence[M] | None) -> dict[int, int]:
@@ -482,9 +478,13 @@ class AdapterConversation(Generic[M]):
 
 
 def _fields(message: Any) -> Fields:
-    if isinstance(message, dict):
-        return message
-    return id(message) if isinstance(message, tuple) else vars(message)
+    return message if isinstance(message, dict | tuple) else vars(message)
+
+
+def _copy(fields: Any) -> Any:
+    if isinstance(fields, dict):
+        return dict(fields)
+    return tuple(map(_copy, fields)) if isinstance(fields, tuple) else fields
 
 
 def _content_hash(pieces: Iterable[Message]) -> int:

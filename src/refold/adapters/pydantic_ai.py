@@ -6,7 +6,6 @@ Without a `conversation`, it is the one that the run belongs to, by its message 
 import asyncio
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple, Unpack
@@ -57,23 +56,16 @@ class Refold(AbstractCapability[Any]):
     def __init__(self, *, conversation: str | None = None, **options: Unpack[AdapterOptions]) -> None:
         self._conversations = AdapterConversations(PydanticAIConverter(), **options)
         self._conversation = conversation
-        self._parts: dict[int, tuple[tuple[Any, ...], tuple[HistoryPart, ...]]] = {}
-        """The parts of this run's messages, and how they were split: the same objects in every request."""
-
-    async def for_run(self, ctx: RunContext[Any]) -> "Refold":
-        run = copy(self)
-        run._parts = {}
-        return run
 
     async def prepare_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         messages = request_context.messages
         parts: list[HistoryPart] = []
-        for part in self._split(messages):
+        for part in _split(messages):
             if getattr(part.part, "scope", None) != "request" or part.message is messages[-1]:
                 parts.append(part)
-        match = RequestMatch.of(self._history(ctx.messages), parts, _key, _is_recorded)
+        match = RequestMatch.of(_history(ctx.messages), parts, _key, _is_recorded)
         conversation = self._conversations.get(self._name(ctx))
         call = _model_call(request_context)
         fitted = await asyncio.to_thread(conversation.fit_request, match, call)
@@ -82,23 +74,9 @@ class Refold(AbstractCapability[Any]):
 
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
         """Records the last answer, which no call of the model follows."""
-        history = self._history(result.all_messages())
+        history = _history(result.all_messages())
         await asyncio.to_thread(self._conversations.get(self._name(ctx)).record, history)
         return result
-
-    def _history(self, messages: Sequence[ModelMessage]) -> "list[HistoryPart]":
-        return [part for part in self._split(messages) if _is_recorded(part)]
-
-    def _split(self, messages: Sequence[ModelMessage]) -> "list[HistoryPart]":
-        parts: list[HistoryPart] = []
-        for message in messages:
-            own, split = self._parts.get(id(message), ((), ()))
-            if not split or not are_same(own, message.parts):
-                own = tuple(message.parts)
-                split = tuple(_parts(message))
-                self._parts[id(message)] = (own, split)
-            parts += split
-        return parts
 
     def get_toolset(self) -> FunctionToolset[Any]:
         return FunctionToolset([self._tool(**about) for about in lookup_tools()])
@@ -139,12 +117,21 @@ class HistoryPart(NamedTuple):
     """The index of the part in its message."""
 
 
-def _parts(message: ModelMessage) -> Iterable[HistoryPart]:
-    if isinstance(message, ModelResponse) or not message.parts:
-        is_empty = isinstance(message, ModelResponse) and not message.parts
-        return () if is_empty else (HistoryPart(message),)
-    parts = [HistoryPart(message, part, n) for n, part in enumerate(message.parts)]
-    return sorted(parts, key=lambda one: not _is_result(one.part))  # as in the next run's history
+def _split(messages: Iterable[ModelMessage]) -> list[HistoryPart]:
+    split: list[HistoryPart] = []
+    for message in messages:
+        if isinstance(message, ModelRequest) and message.parts:
+            parts = [HistoryPart(message, part, n) for n, part in enumerate(message.parts)]
+            if len(parts) > 1:
+                parts.sort(key=lambda one: not _is_result(one.part))  # as in the next run's history
+            split += parts
+        elif isinstance(message, ModelRequest) or message.parts:
+            split.append(HistoryPart(message))
+    return split
+
+
+def _history(messages: Iterable[ModelMessage]) -> list[HistoryPart]:
+    return [part for part in _split(messages) if _is_recorded(part)]
 
 
 def _is_recorded(part: HistoryPart) -> bool:
