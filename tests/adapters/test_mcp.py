@@ -408,7 +408,7 @@ async def test_messages_are_stored_all_or_none(client, url, name):
         ("show_view", {"conversation": "CHAT", "at": 999}, "has no place 999"),
         ("show_view", {"conversation": "CHAT", "at": -1}, "has no place -1"),
         ("expand", {"conversation": "CHAT", "at": 999}, "#999: there is no such place"),
-        ("expand", {"conversation": "CHAT", "at": 1, "lines": "x"}, "lines are two numbers"),
+        ("expand", {"conversation": "CHAT", "at": 1, "lines": "x"}, "lines: expected two numbers"),
         ("expand", {"conversation": "CHAT", "at": 1, "lines": "1-2", "chars": "1-2"}, "not for both at once"),
         ("expand", {"conversation": "CHAT", "at": 1, "match": "/(/"}, "is not a valid regular expression"),
         ("explain", {"conversation": "CHAT", "at": 999}, "has no place 999"),
