@@ -32,7 +32,7 @@ from refold.policies.prune import Cap, Prune
 from refold.policies.sections import CLOSE, OPEN, is_summary, read
 from refold.policies.shorten import Reduction, quoted
 from refold.policies.shrink import Shrink, Squeeze
-from refold.policies.summarize import Hierarchy, Summarize, Window
+from refold.policies.summarize import Summarize, Window
 from refold.policies.text import demands
 from refold.session.reduce import ReduceRequest, reduce_view
 from refold.session.session import Session
@@ -46,7 +46,7 @@ POLICIES: dict[str, Policy] = {
     "prune": Prune(0, 0, keep_turns=1, keep_steps=1),
     "window": Window(),
     "summarize": Summarize(2),
-    "hierarchy": Hierarchy(2),
+    "hierarchy": Summarize(2, segments=4),
     "shrink": Shrink(),
     "ladder": Ladder((Dedupe(), Prune(), Summarize(), Shrink())),
 }
@@ -358,7 +358,9 @@ def talk(count: int, size: int = 100) -> list[Message | list[Message]]:
 
 
 # proves: E4
-@pytest.mark.parametrize("policy", [Window(4), Summarize(4, fill=False), Hierarchy(4, fill=False)])
+@pytest.mark.parametrize(
+    "policy", [Window(4), Summarize(4, fill=False), Summarize(4, fill=False, segments=4)]
+)
 def test_the_newest_and_what_must_stay_are_kept(policy):
     chat = chat_of(Message("system", "The rules."), user("task"), *talk(10))
     pinned = chat.view().lines[7].at
@@ -377,7 +379,7 @@ def test_the_newest_and_what_must_stay_are_kept(policy):
 # proves: E4
 @pytest.mark.parametrize("keep", range(8))
 @pytest.mark.parametrize(
-    "make", [Window, lambda n: Summarize(n, fill=False), lambda n: Hierarchy(n, fill=False)]
+    "make", [Window, lambda n: Summarize(n, fill=False), lambda n: Summarize(n, fill=False, segments=4)]
 )
 def test_the_boundary_never_parts_a_result_from_its_call(make, keep):
     calls = Message("assistant", [ToolCall(id, "read", "{}") for id in "abc"])

@@ -16,11 +16,14 @@ from refold.policies.ladder import Ladder, run_stages
 from refold.policies.sections import level_of
 from refold.policies.selection import select_again
 from refold.policies.shrink import Shrink
-from refold.policies.summarize import Hierarchy, Summarize, SummaryPart, UsePrepared, Window, summary_limit
+from refold.policies.summarize import Summarize, SummaryPart, UsePrepared, Window, summary_limit
 
 ECONOMY_REASON = "to carry it costs more than to hide it"
 MODEL_SUMMARY_MARGIN = 1.25
 """How much longer a model's summary may be than one by rule, where room is scarce."""
+
+SEGMENTS = 4
+"""Of the hierarchical strategy: how many stay before they are merged into an era."""
 
 codec.decoder(Edit)
 
@@ -161,9 +164,8 @@ def strategy(
     if name == "sliding-window":
         return Window(None if fill else keep)
     most = settings.summarizer.max_tokens
-    if name == "hierarchical":
-        return Hierarchy(keep, most, fill, focus=focus)
-    return Summarize(keep, most, fill, focus)
+    segments = SEGMENTS if name == "hierarchical" else None
+    return Summarize(keep, most, fill, focus, segments)
 
 
 def checked_policy(own: Policy) -> Policy:

@@ -1,4 +1,4 @@
-"""`Summarize`, `Hierarchy` and `Window`: the oldest messages are replaced by a summary, or by a note."""
+"""`Summarize` and `Window`: the oldest messages are replaced by a summary, or by a note."""
 
 import re
 from collections.abc import Sequence
@@ -58,59 +58,39 @@ NOTE = Message("user", (Text("[refold: earlier messages are not shown here]"),),
 
 
 class Summarize(msgspec.Struct, frozen=True):
-    """Replaces the oldest messages by one summary, which takes in the previous one."""
+    """Replaces the oldest messages by one summary, which takes in the previous one; or, with `segments`,
+    leaves a summary for each compaction, and merges too many of them into an era."""
 
     keep_recent: int = 10
     """How many of the newest messages stay, whatever they cost."""
     max_tokens: int | None = None
-    """The longest summary; unset, a third of the compaction target, and at most 8,000."""
+    """The longest summary; unset, a third of the compaction target, and at most 8,000. A segment has a third
+    of it."""
     fill: bool = True
     """Keep more than `keep_recent` messages where there is room for them."""
     focus: str = ""
     """What the summary should tell most about."""
-
-    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        return summary_edits(self.parts(view, budget), view, count)
-
-    def parts(self, view: View, budget: Budget) -> "list[SummaryPart]":
-        limit = summary_limit(self.max_tokens, budget)
-        old = select_oldest(
-            view, budget, besides=limit, keep_recent=self.keep_recent, only=not self.fill, share=FILL_SHARE
-        )
-        if old is None or (not self.fill and len(old.hidden) == 1 and old.hidden[0].summary):
-            return []  # nothing, or nothing new
-        return [SummaryPart.of(old, limit, "summarize", focus=self.focus)]
-
-
-class Hierarchy(msgspec.Struct, frozen=True):
-    """Leaves one summary, a segment, for each compaction; too many segments are merged into an era."""
-
-    keep_recent: int = 10
-    """How many of the newest messages stay, whatever they cost."""
-    max_tokens: int | None = None
-    """The longest era; unset, a third of the compaction target. A segment has a third of it."""
-    fill: bool = True
-    """Keep more than `keep_recent` messages where there is room for them."""
-    segments: int = 4
+    segments: int | None = None
     """How many segments stay before they are merged."""
-    focus: str = ""
-    """What the summaries should tell most about."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        return summary_edits(self.parts(view, budget), view, count)
-
-    def parts(self, view: View, budget: Budget) -> "list[SummaryPart]":
-        """The segments that become an era, if there are too many, and the messages that become a segment."""
         limit = summary_limit(self.max_tokens, budget)
         old = select_oldest(
             view, budget, besides=limit, keep_recent=self.keep_recent, only=not self.fill, share=FILL_SHARE
         )
-        if old is None:
-            return []
+        parts: list[SummaryPart] = []
+        if old is not None and self.segments is not None:
+            parts = self._segments(old, limit)
+        elif old is not None and (self.fill or len(old.hidden) > 1 or not old.hidden[0].summary):
+            parts.append(SummaryPart.of(old, limit, "summarize", focus=self.focus))
+        return summary_edits(parts, view, count)
+
+    def _segments(self, old: Selection, limit: int) -> "list[SummaryPart]":
+        """The segments that become an era, if there are too many, and the messages that become a segment."""
         parts: list[SummaryPart] = []
         segments = [n for n, item in enumerate(old.items) if item.is_folded and item.edit is not None]
-        if len(segments) >= self.segments:  # with what somebody restored between them
-            era = old.only(old.items[segments[0] : segments[-1] + 1])
+        if self.segments is not None and len(segments) >= self.segments:
+            era = old.only(old.items[segments[0] : segments[-1] + 1])  # with what was restored between them
             parts.append(SummaryPart.of(era, limit, "hierarchy", "era", self.focus))
         new = old.only(old.items[segments[-1] + 1 :] if segments else old.items)
         if new.hidden:

@@ -1,5 +1,6 @@
 """The worker: compacts for sessions of other processes, which put jobs into a queue."""
 
+import asyncio
 import logging
 import os
 import socket
@@ -55,7 +56,8 @@ def run(
         work = partial(run_job, opened, loaded, summarizer, policies)
         if not settings.once:
             log(f"working for {shown_url(store)}, {settings.concurrency} at a time; Ctrl-C ends it")
-        WorkerLoop(queue, work, name or f"{socket.gethostname()}-{os.getpid()}", settings, log).run()
+        loop = WorkerLoop(queue, work, name or f"{socket.gethostname()}-{os.getpid()}", settings, log)
+        asyncio.run(loop.run())
     finally:
         opened.close()
 

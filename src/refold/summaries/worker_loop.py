@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import procrastinate
 import psycopg
@@ -30,7 +28,6 @@ from refold.summaries.queue import (
     job_from_json,
 )
 
-T = TypeVar("T")
 LONGEST_RETRY_S = 300.0
 SHORTEST_POLL_S = 0.1
 LONGEST_POLL_S = 5.0
@@ -54,53 +51,23 @@ class WorkerLoop:
         self._name = name
         self._settings = settings
         self._log = log
-        self._current: asyncio.Task[None] | None = None
-        self._is_stopped = False
         logging.getLogger("procrastinate").addHandler(logging.NullHandler())  # `log` says it all
 
-    def run(self) -> None:
-        asyncio.run(self._main())
-
-    async def _main(self) -> None:
-        """Starts over whenever the database was unreachable."""
+    async def run(self) -> None:
+        """Returns after SIGTERM or SIGINT. Starts over whenever the database was unreachable."""
         wait_s = self._settings.retry_s
-        with self._signals():
-            while not self._is_stopped:
-                started = time.monotonic()
-                try:
-                    await self._serve()
-                except (ConnectorException, psycopg.Error, StoreError) as error:
-                    why = f"The job queue cannot be used now: {error.__cause__ or error}"
-                    if self._settings.once:
-                        raise StoreError(why) from error
-                    self._log(why)
-                if self._settings.once or self._is_stopped:
-                    return
-                is_short = time.monotonic() - started < wait_s
-                wait_s = min(LONGEST_RETRY_S, 2 * wait_s) if is_short else self._settings.retry_s
-                self._current = asyncio.create_task(asyncio.sleep(wait_s))
-                with suppress(asyncio.CancelledError):
-                    await self._current
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first signal lets running jobs end, the second kills."""
-        loop = asyncio.get_running_loop()
-        is_main = threading.current_thread() is threading.main_thread()  # other threads get no signals
-        signals = (signal.SIGTERM, signal.SIGINT) if is_main else ()
-
-        def stop() -> None:
-            self._is_stopped = True
-            for number in signals:
-                loop.remove_signal_handler(number)
-            if self._current is not None:
-                self._current.cancel()
-
-        for number in signals:
-            loop.add_signal_handler(number, stop)
-        yield
-        for number in signals:
-            loop.remove_signal_handler(number)
+        while True:
+            started = time.monotonic()
+            try:
+                return await self._serve()
+            except (ConnectorException, psycopg.Error, StoreError) as error:
+                why = f"The job queue cannot be used now: {error.__cause__ or error}"
+                if self._settings.once:
+                    raise StoreError(why) from error
+                self._log(why)
+            is_short = time.monotonic() - started < wait_s
+            wait_s = min(LONGEST_RETRY_S, 2 * wait_s) if is_short else self._settings.retry_s
+            await asyncio.sleep(wait_s)
 
     async def _serve(self) -> None:
         settings = self._settings
@@ -114,26 +81,18 @@ class WorkerLoop:
             await in_thread(lambda: self._run(context.job.id, errand))
 
         async with app.open_async():
-            work = app.run_worker_async(
-                queues=[QUEUE],
-                name=self._name,
-                concurrency=settings.concurrency,
-                wait=not settings.once,
-                fetch_job_polling_interval=max(SHORTEST_POLL_S, min(LONGEST_POLL_S, settings.retry_s)),
-                shutdown_graceful_timeout=settings.grace_s,
-                update_heartbeat_interval=min(settings.lost_s, WORKER_TIMEOUT_S) / 3,
-                stalled_worker_timeout=settings.lost_s,
-                install_signal_handlers=False,
-            )
-            self._current = asyncio.create_task(work)
             housekeeping = asyncio.create_task(self._housekeep())
-            if self._is_stopped:  # stopped while it started
-                self._current.cancel()
             try:
-                await self._current
-            except asyncio.CancelledError:
-                if not self._is_stopped:
-                    raise
+                await app.run_worker_async(
+                    queues=[QUEUE],
+                    name=self._name,
+                    concurrency=settings.concurrency,
+                    wait=not settings.once,
+                    fetch_job_polling_interval=max(SHORTEST_POLL_S, min(LONGEST_POLL_S, settings.retry_s)),
+                    shutdown_graceful_timeout=settings.grace_s,
+                    update_heartbeat_interval=min(settings.lost_s, WORKER_TIMEOUT_S) / 3,
+                    stalled_worker_timeout=settings.lost_s,
+                )
             finally:
                 housekeeping.cancel()
 
