@@ -210,12 +210,10 @@ def test_a_late_summary_is_not_committed_once_somebody_else_holds_the_lease(tmp_
         ready = chat.chat.summaries._ready
         taken = chat.store.acquire(chat.key, "compaction:main", "another", time.time() + 3600, 60.0)
         assert taken.fence > ready.lease.fence
-        while not (report := chat.fit().report).edits:
+        while not chat.fit().report.edits:
             step(chat, n)
             n += 1
         assert [edit.certificate.model for edit in edits(chat)] == [None]
-        [told] = [notice for notice in report.notices if "by Scribe was not used" in notice]
-        assert told.endswith("it would save too little, or there is a newer one")
 
 
 # proves: C14

@@ -673,18 +673,6 @@ def test_an_identifier_counts_more_than_a_word_of_prose():
     assert kept("I read on.", "Look at RF-361 now.", harbor=f"{HARBOR} Ticket RF-361.") == {"harbor"}
 
 
-@pytest.mark.parametrize(
-    "said",
-    ["Somewhere: fishermen sell the catch of the night.", 'There it says "boats. Visitors find small".'],
-)
-def test_a_result_that_the_agents_latest_message_quotes_is_relevant(said):
-    assert kept(
-        "I read on.",
-        said + " That was in a long text about something else entirely, in which many"
-        " other subjects were treated: mountains, railways, schools, theaters, hospitals.",
-    ) == {"harbor"}
-
-
 def test_relevance_goes_by_meaning_where_there_is_an_embedder():
     said = ("I read on.", "Port, seafood, skippers.")
     assert kept(*said) == set()

@@ -1357,26 +1357,6 @@ def test_a_message_of_a_conversation_that_begins_anew_is_told_like_one_of_the_fi
     assert "\nFlight HAT017 leaves at 17:40.\n" in page_of(talk)
 
 
-def test_a_summary_that_comes_to_nothing_is_spoken_of():
-    talk = Talk(lambda ask: summary())
-    talk.until(lambda: talk.called)
-    span = talk.called[0].span
-    talk.chat.pin(span.start + 2)
-    talk.until(lambda: talk.edits)
-    places = f"#{span.start}-{span.end - 1}"
-    unused = f"The summary of {places} by <lambda> was not used: the messages it covers have changed"
-    assert talk.notices.count(unused) == 1
-
-
-def test_a_summary_that_an_order_has_no_use_for_is_spoken_of():
-    talk = Talk(lambda ask: summary())
-    talk.until(lambda: talk.called)
-    talk.chat.compact("sliding-window", keep_recent=4)
-    talk.fit()
-    [unused] = [notice for notice in talk.notices if notice.startswith("The summary of ")]
-    assert unused.endswith(" by <lambda> was not used: a compaction on demand needs its own")
-
-
 def test_whoever_looks_at_the_lease_leaves_it_to_the_job_that_writes():
     begun, go = threading.Event(), threading.Event()
 

@@ -1,7 +1,6 @@
 """`Dedupe`: of repeated tool outputs the newest stays, older ones point to it."""
 
 from collections import Counter
-from functools import lru_cache
 from itertools import pairwise
 from zlib import crc32
 
@@ -14,7 +13,7 @@ from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import View
 from refold.policies.shorten import Reduction
-from refold.policies.text import SHORT, vocabulary, words
+from refold.policies.text import vocabulary, words
 
 SKETCH = 48
 """Word hashes that are compared before the words themselves."""
@@ -64,7 +63,7 @@ class _Output:
         self.line = line
         self.text = text
         self.tool = line.tools[0] if line.tools else ""
-        self.sketch = _sketch(text) if len(text) < SHORT else _hashed(text)
+        self.sketch = _sketch(text)
         self._pairs: Counter[tuple[str, str]] | None = None
 
     @property
@@ -106,12 +105,9 @@ class _NewestOutputs:
         return shared >= self.similarity * 0.7 and _similarity(one.pairs, other.pairs) >= self.similarity
 
 
-def _hashed(text: str) -> tuple[int, ...]:
+def _sketch(text: str) -> tuple[int, ...]:
     hashes = {crc32(word.encode("utf-8", "replace")) for word in _WORD.findall(text)}
     return tuple(sorted(hashes)[:SKETCH])
-
-
-_sketch = lru_cache(maxsize=256)(_hashed)
 
 
 def _similarity(one: Counter[tuple[str, str]], other: Counter[tuple[str, str]]) -> float:

@@ -15,7 +15,7 @@ import msgspec
 from refold.core.event import Line
 from refold.core.lazy import regex
 from refold.core.view import Item, View
-from refold.policies.text import all_text, exact_words, plain_words, quotes
+from refold.policies.text import all_text, exact_words, plain_words
 
 SOON = 3
 """A use within so many steps says that the agent wanted the result."""
@@ -131,10 +131,7 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
         return min(1.0, shared / min(max(whole, MIN_WEIGHT), MAX_WEIGHT))
 
     def relevance(self, line: Line, recent: Sequence[Line]) -> float:
-        """How much a result has to do with recent messages, from 0 to 1; 1 if the agent just quoted it."""
-        agent = [message for message in recent if message.role == "assistant"]
-        if agent and quotes(self._items[agent[-1].at, agent[-1].n].words(agent[-1]).text, self.text([line])):
-            return 1.0
+        """How much a result has to do with recent messages, from 0 to 1."""
         words = self.words(line)
         exact = exact_words(self.text(recent))
         shared = len(words & exact) / min(len(words), ENOUGH) if words else 0.0

@@ -11,14 +11,14 @@ JSON becomes `key=value` pairs, other text its head, its errors, its identifiers
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from refold.core.lazy import regex
-from refold.policies.text import LETTERS, PLAIN, SHORT, clip, exact_values, exactness, words
+from refold.policies.text import LETTERS, PLAIN, clip, exact_values, exactness, words
 
 Bonus: TypeAlias = Callable[[str], float]
 """Added to the score of a word, by what is known of it besides its shape."""
@@ -144,25 +144,16 @@ def excerpt(text: str, outline: Outline, chars: int) -> str:
     return "\n".join(parts)
 
 
-def outline(text: str, bonus: Bonus | None = None) -> Outline:
-    """The outline of a text; `bonus` is added to the scores of its words."""
-    if bonus is None and len(text) < SHORT:  # the same texts are outlined in every step
-        return _cached_outline(text)
-    return _outline(text, bonus or _no_bonus)
-
-
-def _no_bonus(word: str) -> float:
+def no_bonus(word: str) -> float:
     return 0.0
 
 
-def _outline(text: str, bonus: Bonus = _no_bonus) -> Outline:
+def outline(text: str, bonus: Bonus = no_bonus) -> Outline:
+    """The outline of a text; `bonus` is added to the scores of its words."""
     value = _json(text)
     if value is None:
         return Outline(_grouped_by_key(_text_or_embedded_data(unescaped(text), bonus)), _size(text, None))
     return Outline(_grouped_by_key(_values(value, bonus)), _size(text, value), is_data=True)
-
-
-_cached_outline = lru_cache(maxsize=256)(_outline)
 
 
 def size_of(text: str) -> str:
@@ -185,13 +176,13 @@ def outline_of_skeleton(text: str) -> Outline:
     rest: list[str] = []
     for line in text.split("\n"):
         (pairs if _PAIRS.match(line) else rest).append(line)
-    pieces = list(_text("\n".join(rest), _no_bonus))
+    pieces = list(_text("\n".join(rest), no_bonus))
     for pair in chain.from_iterable(map(_NEXT.split, pairs)):
         key, _, value = pair.partition("=")
         values = value.split(" ")
         if not all(exactness(one) >= PLAIN for one in values):
             values = [value]
-        pieces += [OutlinePiece(one, _value_score(one, one, _no_bonus), key) for one in values]
+        pieces += [OutlinePiece(one, _value_score(one, one, no_bonus), key) for one in values]
     return Outline(_grouped_by_key(pieces))
 
 

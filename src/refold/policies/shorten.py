@@ -14,7 +14,7 @@ from refold.core.lazy import regex
 from refold.core.message import Media, Message, Part, Text, ToolResult
 from refold.core.plan import Count, is_reducible
 from refold.core.view import Item, View
-from refold.policies.outline import SHORTEST, Bonus, Outline, excerpt, outline, size_of
+from refold.policies.outline import SHORTEST, Bonus, Outline, excerpt, no_bonus, outline, size_of
 from refold.policies.text import PLAIN, clip, vocabulary
 
 HEADER_TOKENS = 28
@@ -102,7 +102,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         """True if at most so many characters are shown now, besides the mark of a cut."""
         return len(_body(self.shown)) <= chars + 1 if self.is_short else len(self.text) <= chars
 
-    def outline(self, bonus: Bonus | None = None) -> Outline:
+    def outline(self, bonus: Bonus = no_bonus) -> Outline:
         return outline(self.text, bonus)
 
     def as_skeleton(self, outline: Outline, chars: int, count: Count) -> Message | None:

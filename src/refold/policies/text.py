@@ -1,4 +1,4 @@
-"""What policies ask of a text: its words, its exact values, its demands, and whether it quotes another."""
+"""What policies ask of a text: its words, its exact values and its demands."""
 
 import re
 from collections import Counter
@@ -8,18 +8,13 @@ from math import log2
 
 from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Message, Reasoning, Text, ToolCall, ToolResult
-from refold.core.query import fold
 
 PLAIN = 1.0
 """Words with a lower score are common words, and left out of skeletons."""
-SHORT = 8_000
-"""What is asked of texts with fewer characters is cached."""
 MAX_WORD_CHARS = 300
 """A longer word is data, not a value."""
 MANY = 12
 """If a text has more words of one shape, each of them counts less."""
-QUOTED = 6
-"""So many words in a row are a quotation."""
 RULE_CHARS = 2_000
 SENTENCE_CHARS = 240
 
@@ -31,7 +26,6 @@ _MONEY = regex(r"[$€£¥]\d")
 _CAMEL = regex(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
 _DOTTED = regex(r"\w\.[A-Za-z_]\w*")
 _NUMBER = regex(r"[-+]?[\d.,:]+(?:[eE][-+]?\d+)?(?:[-+]\d\d:\d\d)?%?")
-_MARKED = regex(r"[\"“„«`]([^\"“”„«»`\n]{3,}?\s[^\"“”„«»`\n]{3,})[\"”“»`]")
 _PROSE = regex(r"[^\W\d_]{3,}")
 _STOP_WORDS = frozenset(
     re.findall(
@@ -166,47 +160,17 @@ def shape(word: str) -> str:
     return LETTERS.sub("a", _DIGITS.sub("9", word))
 
 
+@lru_cache(maxsize=256)
 def exact_words(text: str) -> frozenset[str]:
-    """The words of a text that could not be guessed; cached for short texts."""
-    return _known(text) if len(text) < SHORT else _exact(text)
-
-
-def _exact(text: str) -> frozenset[str]:
+    """The words of a text that could not be guessed."""
     return frozenset(word for word in vocabulary(text) if exactness(word) >= PLAIN)
 
 
-_known = lru_cache(maxsize=256)(_exact)
-
-
+@lru_cache(maxsize=256)
 def plain_words(text: str) -> frozenset[str]:
-    """The words of prose in lower case, without stop words and plural s; cached for short texts."""
-    return _known_plain(text) if len(text) < SHORT else _plain(text)
-
-
-def _plain(text: str) -> frozenset[str]:
+    """The words of prose in lower case, without stop words and plural s."""
     found = set(_PROSE.findall(text.lower())) - _STOP_WORDS
     return frozenset(word.removesuffix("s") for word in found)
-
-
-_known_plain = lru_cache(maxsize=256)(_plain)
-
-
-def quotes(text: str, source: str) -> bool:
-    """True if a text quotes a source: six words in a row, or a phrase in quotation marks.
-
-    >>> quotes('It says "late fee applies" there.', "From May on a late fee applies to all.")
-    True
-    """
-    if any(marked in source for marked in _MARKED.findall(text)):
-        return True
-    terms = fold(text).split()
-    rows = (" ".join(terms[n : n + QUOTED]) for n in range(len(terms) - QUOTED + 1))
-    return any(f" {row} " in _terms_in_a_row(source) for row in rows)
-
-
-@lru_cache(maxsize=256)
-def _terms_in_a_row(text: str) -> str:
-    return f" {' '.join(fold(text).split())} "
 
 
 def demands(text: str) -> Iterator[str]:

@@ -149,7 +149,7 @@ def compact_view(chat: Conversation, request: ReduceRequest) -> list[Replaced]:
             edits = reduce_view(chat, policy, msgspec.structs.replace(request, lease=ready.lease))
         if not edits and request.is_outdated(chat):
             return []
-        summaries.mark_used(ready, edits)
+        summaries.end_round(ready)
         if edits:
             return edits
     return reduce_view(chat, _compaction_policy(chat, request), request)

@@ -2,7 +2,7 @@
 
 import time
 from asyncio import sleep
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -212,13 +212,22 @@ class SummaryWriter:
 
     def enqueue(self, job: "CompactionJob", *, is_due: bool = False) -> PendingWork | None:
         """Has a worker write the summaries of the next compaction; None if this process must write them."""
+        from refold.summaries.queue import WORKER_TIMEOUT_S
+
         if self._queue is None:
             return None
         try:
-            self._enqueued = self._queue.put_if_served(job)
+            handle = self._queue.put(job)
         except StoreError as error:
             self.problems.append(f"{error}. Summaries are written in this process instead")
             return None
+        if handle.has_no_worker:
+            self.problems.append(
+                f"No worker has been active for {WORKER_TIMEOUT_S:g} s; `refold worker` starts one. Summaries"
+                " are written in this process instead"
+            )
+            return None
+        self._enqueued = handle
         if is_due:
             self._tried_round = job.round
             self.problems += [self._enqueued.problem] if self._enqueued.problem else []
@@ -231,27 +240,18 @@ class SummaryWriter:
         if found is None:
             return None
         valid = tuple(one for one in found.prepared if self._is_valid(one, view))
-        if self._ready is not None:
-            stale = [one for one in found.prepared if one not in valid]
-            self._report_unused(stale, "the messages it covers have changed")
         self._ready = ReadySummaries(valid, found.lease) if valid else None
         return self._ready
 
     def discard_ready(self) -> None:
         """Summaries that were written for an automatic compaction are not used for one on demand."""
         self.reset_if_reopened()
-        if self._ready is not None:
-            self._report_unused(self._ready.prepared, "a compaction on demand needs its own")
         self._ready = None
         self._valid_from = self.record.live.state.next
 
-    def mark_used(self, ready: ReadySummaries, edits: Sequence[Replaced]) -> None:
-        """These edits show the summaries; those that no edit shows are never used."""
-        used = [edit for edit in edits if edit.certificate and edit.certificate.model]
-        unused = [one for one in ready.prepared if not any(edit.span.covers(one.span) for edit in used)]
-        self._report_unused(unused, "it would save too little, or there is a newer one")
-        self._ready = None
-        self._valid_from = self.record.live.state.next
+    def end_round(self, ready: ReadySummaries) -> None:
+        """The compaction that they were written for is over: nobody uses them any more."""
+        self.discard_ready()
         self.context.cache(self._cache_key, ReadySummaries((), None))
         if ready.lease is not None:
             self.context.lease.release(ready.lease)
@@ -291,11 +291,6 @@ class SummaryWriter:
                 if isinstance(edit, Replaced) and edit.certificate and edit.certificate.model:
                     return False
         return True
-
-    def _report_unused(self, prepared: Iterable[SummaryPart], why: str) -> None:
-        for one in prepared:
-            places = _places(one.span)
-            self.problems.append(f"The summary of {places} by {one.model} was not used: {why}")
 
     @property
     def _cache_key(self) -> bytes:
@@ -370,8 +365,7 @@ class SummaryWriter:
             self.context.mark_recorded(writer.calls, writer.cost)
 
     def _by_name(self, models: Sequence[str]) -> tuple[Summarizer, ...]:
-        base_urls = self.context.settings.base_urls
-        return tuple(summarizer_by_name(model, base_urls) for model in dict.fromkeys(models))
+        return summarizers_of(list(dict.fromkeys(models)), self.context.settings.base_urls)
 
 
 def summarizers_of(value: Any, base_urls: Mapping[str, str]) -> tuple[Summarizer, ...]:

@@ -27,9 +27,7 @@ T = TypeVar("T")
 
 QUEUE = "refold"
 TASK = "refold.compact"
-FIRST_POLL_S = 0.05
-"""Doubles up to `LONGEST_POLL_S`."""
-LONGEST_POLL_S = 1.0
+POLL_S = 0.2
 WORKER_TIMEOUT_S = 30.0
 """A worker without a heartbeat for so long is dead."""
 MAX_ID = 1 << 63
@@ -129,7 +127,6 @@ class JobHandle:
         self.is_new = is_new
         self.problem = problem
         self._queue = queue
-        self._has_ended = False
 
     @property
     def is_running(self) -> bool:
@@ -143,24 +140,15 @@ class JobHandle:
     def wait(self, seconds: float | None = None) -> bool:
         """True if it has ended by then. Returns at once if there is no worker."""
         until = math.inf if seconds is None else time.monotonic() + seconds
-        poll_s = FIRST_POLL_S
-        while (progress := self._progress()) == "active":
-            left = until - time.monotonic()
-            if left <= 0:
-                break
-            time.sleep(min(poll_s, left))
-            poll_s = min(2 * poll_s, LONGEST_POLL_S)
+        while (progress := self._progress()) == "active" and time.monotonic() < until:
+            time.sleep(POLL_S)
         return progress == "ended"
 
     def _progress(self) -> Progress:
-        if self._has_ended:
-            return "ended"
         try:
-            progress = self._queue.progress(self.id)
+            return self._queue.progress(self.id)
         except StoreError:  # it may go on, but nobody here hears of it
             return "unserved"
-        self._has_ended = progress == "ended"
-        return progress
 
 
 class JobQueue:
@@ -171,19 +159,6 @@ class JobQueue:
         self._has_tables = False
 
     # For sessions
-
-    def put_if_served(self, job: CompactionJob) -> JobHandle:
-        """The same as `put`, for callers that wait for it.
-
-        Raises:
-            StoreError: the queue cannot be used now, or there is no worker.
-        """
-        handle = self.put(job)
-        if handle.has_no_worker:
-            raise StoreError(
-                f"No worker has been active for {WORKER_TIMEOUT_S:g} s; `refold worker` starts one"
-            )
-        return handle
 
     def put(self, job: CompactionJob) -> JobHandle:
         """Adds a job, or returns the one that is queued or running for the same.
@@ -210,14 +185,14 @@ class JobQueue:
             return JobHandle(self, deferrer.defer(**args), is_new=True)
 
         try:
-            return self._transact(work)
+            return self._database().transact(work)
         except ConnectorException as error:
             why = " ".join(str(error.__cause__ or error).split())
             raise StoreError(f"The job queue cannot be used now: {why}") from error
 
     def progress(self, id: int) -> Progress:
         """Whether a job is worth waiting for: not if there is no worker."""
-        rows = self._query("job_progress", id=id, timeout_s=WORKER_TIMEOUT_S)
+        rows = self._database()("job_progress", id=id, timeout_s=WORKER_TIMEOUT_S)
         progress: Progress = rows[0][0] if rows else "ended"
         return progress
 
@@ -239,7 +214,7 @@ class JobQueue:
         raise NotFoundError(f"There is no job {id}; `refold jobs --all` lists them")
 
     def _list(self, **filters: Any) -> list[QueuedJob]:
-        return [_queued_job(*row) for row in self._query("job_list", task=TASK, **filters)]
+        return [_queued_job(*row) for row in self._database()("job_list", task=TASK, **filters)]
 
     def retry(self, id: int) -> None:
         """Puts a failed job back into the queue, with all its attempts.
@@ -249,7 +224,7 @@ class JobQueue:
             ConflictError: it did not fail, or a newer one for the same is queued or running.
         """
         self._require_failed(id)
-        if not self._transact(lambda run: run("job_lock_of", id=id) and run("job_retry", id=id)):
+        if not self._database().transact(lambda run: run("job_lock_of", id=id) and run("job_retry", id=id)):
             raise ConflictError(f"Job {id} cannot be retried: a newer one for the same is active; drop it")
 
     def drop(self, id: int) -> None:
@@ -259,7 +234,7 @@ class JobQueue:
             ConflictError: it did not fail.
         """
         self._require_failed(id)
-        self._query("job_drop", id=id)
+        self._database()("job_drop", id=id)
 
     def _require_failed(self, id: int) -> None:
         job = self.get(id)
@@ -273,16 +248,16 @@ class JobQueue:
         from psycopg.types.json import Jsonb
 
         storable = Jsonb({name: _storable(text) for name, text in notes.items()})
-        self._query("job_note", notes=storable, id=id)
+        self._database()("job_note", notes=storable, id=id)
 
     def recover(self, attempts: int, lost_s: float) -> None:
         """Sends a heartbeat and puts back the jobs of dead workers; after `attempts` they have failed."""
-        self._query("job_beat")
-        self._query("job_recover", lost_s=lost_s, attempts=attempts)
+        self._database()("job_beat")
+        self._database()("job_recover", lost_s=lost_s, attempts=attempts)
 
     def delete_done(self) -> None:
         """Deletes jobs that have been done for `KEEP_DONE_S`."""
-        self._query("job_forget", keep_s=KEEP_DONE_S)
+        self._database()("job_forget", keep_s=KEEP_DONE_S)
 
     def create_tables(self) -> None:
         """Creates the tables of the queue if they do not exist. Safe to run concurrently.
@@ -312,18 +287,11 @@ class JobQueue:
             self.pool.transact(create)
         self._has_tables = True
 
-    def _query(self, query: str, **values: Any) -> list[Any]:
-        """One statement, in one round trip."""
-        self._require_tables()
-        return self.pool(query, **values)
-
-    def _transact(self, work: "Callable[[PostgresQueries], T]") -> T:
-        self._require_tables()
-        return self.pool.transact(work)
-
-    def _require_tables(self) -> None:
+    def _database(self) -> "PostgresPool":
+        """The pool of a database that has the tables."""
         if not self._has_tables:
             self.create_tables()
+        return self.pool
 
 
 def queue_of(store: Store, place: str = "store") -> JobQueue:
@@ -347,19 +315,11 @@ def job_from_json(text: str) -> CompactionJob:
     return msgspec.convert(codec.loads(text.encode()), CompactionJob)
 
 
-def _queued_job(
-    id: int,
-    status: Status,
-    errand: str,
-    attempts: int,
-    created: datetime,
-    changed: datetime,
-    due: datetime | None,
-    worker: str | None,
-    result: str | None,
-) -> QueuedJob:
+def _queued_job(id: int, status: Status, payload: str, attempts: int, *rest: Any) -> QueuedJob:
     """From a row of the table."""
-    job = job_from_json(errand)
+    job = job_from_json(payload)
+    *times, worker, result = rest
+    created, changed, due = (one and one.astimezone(UTC) for one in times)
     return QueuedJob(
         id=id,
         status=status,
@@ -369,9 +329,9 @@ def _queued_job(
         agent=job.agent,
         what="write ahead" if job.order is None else "compact",
         attempts=attempts,
-        created=created.astimezone(UTC),
-        changed=changed.astimezone(UTC),
-        due=due and due.astimezone(UTC),
+        created=created,
+        changed=changed,
+        due=due,
         worker=worker,
         result=result,
     )
