@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp
 from refold.core import codec
 from refold.core.errors import ConflictError, NotFoundError, SettingError
 from refold.core.event import Named
-from refold.serve.endpoint import ENDPOINTS, ApiCall, Endpoint
+from refold.serve.endpoint import ENDPOINTS, ApiCall, Endpoint, endpoint
 from refold.serve.events import EventStream
 from refold.serve.logs import METHODS
 from refold.serve.service import Service
@@ -80,20 +81,16 @@ Part: TypeAlias = str | tuple[int, int] | None
 PageStart: TypeAlias = Annotated[Integer, Meta(description="The first; below 0 it counts from the end.")]
 
 
-class JsonAnswer(msgspec.Struct, frozen=True):
-    """What is answered as JSON."""
-
-
 # Conversations
 
 
-class ConversationPage(JsonAnswer, frozen=True):
+class ConversationPage(msgspec.Struct, frozen=True):
     conversations: list[ConversationRow]
     next: str | None
     """The cursor of the next page."""
 
 
-@Endpoint("GET", ALL)
+@endpoint("GET", ALL)
 def all(
     call: ApiCall,
     limit: PageSize = 50,
@@ -104,7 +101,7 @@ def all(
     return ConversationPage(*call.service.conversations.page(call.owner, limit, cursor, q))
 
 
-@Endpoint("POST", ALL, "append", status=201)
+@endpoint("POST", ALL, "append", status=201)
 def create(
     call: ApiCall,
     id: Annotated[Id | None, Meta(description="One is made where none is given.")] = None,
@@ -122,7 +119,7 @@ def create(
     return call.row(key)
 
 
-class CostEstimate(JsonAnswer, frozen=True):
+class CostEstimate(msgspec.Struct, frozen=True):
     """In USD, at the model's price for input that no cache had: an estimate."""
 
     saved_usd: float | None
@@ -141,7 +138,7 @@ class ConversationDetail(ConversationRow, frozen=True, kw_only=True):
     forks: list[str]
 
 
-@Endpoint("GET", ONE)
+@endpoint("GET", ONE)
 def show(call: ApiCall, session: Session, inspector: Inspector) -> ConversationDetail:
     """A conversation, its size and savings"""
     conversations = call.service.conversations
@@ -158,7 +155,7 @@ def show(call: ApiCall, session: Session, inspector: Inspector) -> ConversationD
     )
 
 
-@Endpoint("PATCH", ONE, "edit")
+@endpoint("PATCH", ONE, "edit")
 def rename(
     call: ApiCall, session: Session, title: Title | None = None, model: ModelName | None = None
 ) -> ConversationRow:
@@ -169,33 +166,25 @@ def rename(
     return call.row(call.key)
 
 
-@Endpoint("DELETE", ONE, "admin", field="heirs")
+@endpoint("DELETE", ONE, "admin", field="heirs")
 def erase(call: ApiCall, inspector: Inspector, with_forks: bool = False) -> list[str]:
     """Erase the conversation; the heirs are forks, which keep what they shared"""
-    store = call.service.store
-    gone = [call.key]
-    if with_forks:
-        rows = list(store.conversations(call.key.owner))
-        for one in gone:  # which grows meanwhile, by forks of forks
-            gone += [row.key for row in rows if row.parent == one]
-    heirs = store.erase(call.key, with_forks=with_forks)
-    for key in (*gone, *heirs):
+    heirs = call.service.store.erase(call.key, with_forks=with_forks)
+    for key in (call.key, *heirs):
         call.service.forget(key)
-    for key in gone:
-        call.service.events.erased(key)
     return [heir.conversation for heir in heirs]
 
 
 # What was recorded, and what is shown
 
 
-class MessagePage(JsonAnswer, frozen=True):
+class MessagePage(msgspec.Struct, frozen=True):
     messages: list[StoredMessage]
     """Texts longer than 2,000 characters are cut and end in …"""
     total: int
 
 
-@Endpoint("GET", f"{ONE}/messages")
+@endpoint("GET", f"{ONE}/messages")
 def messages(inspector: Inspector, start: PageStart = 0, limit: PageSize = 100) -> MessagePage:
     """Recorded messages, by index"""
     recorded = inspector.messages(start, limit)
@@ -203,7 +192,7 @@ def messages(inspector: Inspector, start: PageStart = 0, limit: PageSize = 100) 
     return MessagePage(rows, inspector.state.index)
 
 
-@Endpoint("POST", f"{ONE}/messages", "append", status=201, field="places")
+@endpoint("POST", f"{ONE}/messages", "append", status=201, field="places")
 def append(
     session: Session,
     messages: Annotated[
@@ -228,7 +217,7 @@ class ViewJson(ShownView, frozen=True, kw_only=True):
     system: Any | UnsetType = UNSET
 
 
-@Endpoint("GET", f"{ONE}/view")
+@endpoint("GET", f"{ONE}/view")
 def view(
     session: Session,
     inspector: Inspector,
@@ -255,18 +244,18 @@ def view(
     return ViewJson(**facts, window=session.limits.window, **rendered)
 
 
-class EditPage(JsonAnswer, frozen=True):
+class EditPage(msgspec.Struct, frozen=True):
     edits: list[EditRow]
     total: int
 
 
-@Endpoint("GET", f"{ONE}/edits")
+@endpoint("GET", f"{ONE}/edits")
 def edits(inspector: Inspector, start: PageStart = 0, limit: PageSize = 100) -> EditPage:
     """Edits of the view, the oldest first"""
     return EditPage(*inspector.edits(start, limit))
 
 
-@Endpoint("GET", f"{ONE}/diff")
+@endpoint("GET", f"{ONE}/diff")
 def diff(
     inspector: Inspector,
     at: Place,
@@ -277,13 +266,13 @@ def diff(
     return replace(diff, changes=tuple(_with_short_texts(one, EXCERPT_CHARS) for one in diff.changes))
 
 
-class StepsJson(JsonAnswer, frozen=True):
+class StepsJson(msgspec.Struct, frozen=True):
     steps: list[StepRow]
     window: int
     threshold: int
 
 
-@Endpoint("GET", f"{ONE}/steps")
+@endpoint("GET", f"{ONE}/steps")
 def steps(
     session: Session,
     inspector: Inspector,
@@ -294,31 +283,31 @@ def steps(
     return StepsJson(inspector.steps.steps(limit), budget.window, budget.threshold)
 
 
-@Endpoint("GET", f"{ONE}/explain")
+@endpoint("GET", f"{ONE}/explain")
 def explain(inspector: Inspector, at: Place) -> Explanation:
     """Why a message is shown or not"""
     return inspector.explain(at)
 
 
-@Endpoint("GET", f"{ONE}/savings", field="savings")
+@endpoint("GET", f"{ONE}/savings", field="savings")
 def savings(session: Session) -> list[EditSavings]:
     """Expected and actual savings of edits, the oldest first"""
     return session.savings()
 
 
-@Endpoint("GET", f"{ONE}/overflow")
+@endpoint("GET", f"{ONE}/overflow")
 def overflow(session: Session) -> Overflow:
     """How full the model's window is"""
     return session.check_overflow()
 
 
-@Endpoint("GET", f"{ONE}/due")
+@endpoint("GET", f"{ONE}/due")
 def due(session: Session) -> Decision:
     """Which triggers would compact the view now"""
     return session.should_compact()
 
 
-class MemoryJson(JsonAnswer, frozen=True):
+class MemoryJson(msgspec.Struct, frozen=True):
     """Something that a service learned from conversations, in words of its own."""
 
     id: str
@@ -329,7 +318,7 @@ class MemoryJson(JsonAnswer, frozen=True):
     created: float | None
 
 
-@Endpoint("GET", f"{ONE}/memories", field="memories")
+@endpoint("GET", f"{ONE}/memories", field="memories")
 def memories(
     session: Session,
     q: Annotated[Query | None, Meta(description="What they are about; without it, all of them.")] = None,
@@ -342,7 +331,7 @@ def memories(
     return [MemoryJson(*one) for one in session.memories(q, limit, namespace)]
 
 
-@Endpoint("GET", f"{ONE}/export", stream="application/x-ndjson")
+@endpoint("GET", f"{ONE}/export", stream="application/x-ndjson")
 def export(call: ApiCall, inspector: Inspector) -> ASGIApp:
     """The whole record as JSON lines"""
     lines = export_lines(call.service.store, call.key)
@@ -354,7 +343,7 @@ def export(call: ApiCall, inspector: Inspector) -> ASGIApp:
     return StreamingResponse(batches(), media_type="application/x-ndjson")
 
 
-@Endpoint("GET", f"{ONE}/events", stream="text/event-stream")
+@endpoint("GET", f"{ONE}/events", stream="text/event-stream")
 def events(
     call: ApiCall,
     after: Annotated[
@@ -366,18 +355,18 @@ def events(
     ] = None,
 ) -> ASGIApp:
     """Live events"""
-    last_id = call.last_event_id  # a browser sends it when it reconnects
-    if not last_id:
-        return EventStream(call.service, call.key, after)
-    if not (last_id.isascii() and last_id.isdigit() and len(last_id) < 16):
-        raise HTTPException(400, "last-event-id: expected the id of an event, a whole number")
-    return EventStream(call.service, call.key, int(last_id))
+    last_id = call.request.headers.get("last-event-id")  # a browser sends it when it reconnects
+    if last_id:
+        if not (last_id.isascii() and last_id.isdigit() and len(last_id) < 16):
+            raise HTTPException(400, "last-event-id: expected the id of an event, a whole number")
+        after = int(last_id)
+    return EventStream(call.service, call.key, after)
 
 
 # What can be done
 
 
-@Endpoint("POST", f"{ONE}/expand", field="text")
+@endpoint("POST", f"{ONE}/expand", field="text")
 def expand(
     session: Session,
     at: Annotated[
@@ -398,13 +387,13 @@ def expand(
     return session.expand(at, lines=lines, chars=chars, items=items, match=match, reason=reason)
 
 
-@Endpoint("POST", f"{ONE}/restore", "edit", field="at")
+@endpoint("POST", f"{ONE}/restore", "edit", field="at")
 def restore(session: Session, at: Place, why: Reason = "") -> EventPlace:
     """Show the original again"""
     return session.restore(at, why=why)
 
 
-class UndoJson(JsonAnswer, frozen=True):
+class UndoJson(msgspec.Struct, frozen=True):
     at: int
     of: int
     """What was taken back."""
@@ -412,7 +401,7 @@ class UndoJson(JsonAnswer, frozen=True):
     """A later edit of the same messages, which still decides what is shown."""
 
 
-@Endpoint("POST", f"{ONE}/undo", "edit")
+@endpoint("POST", f"{ONE}/undo", "edit")
 def undo(
     session: Session,
     at: Annotated[Place | None, Meta(description="The newest edit, unless given.")] = None,
@@ -423,25 +412,25 @@ def undo(
     return UndoJson(int(done), done.of, done.covered_by)
 
 
-@Endpoint("POST", f"{ONE}/pin", "edit", field="at")
+@endpoint("POST", f"{ONE}/pin", "edit", field="at")
 def pin(session: Session, at: Place, why: Reason = "") -> EventPlace:
     """Keep a message in every view"""
     return session.pin(at, why=why)
 
 
-@Endpoint("POST", f"{ONE}/unpin", "edit", field="at")
+@endpoint("POST", f"{ONE}/unpin", "edit", field="at")
 def unpin(session: Session, at: Place, why: Reason = "") -> EventPlace:
     """Unpin a message"""
     return session.unpin(at, why=why)
 
 
-@Endpoint("POST", f"{ONE}/correct", "edit", field="at")
+@endpoint("POST", f"{ONE}/correct", "edit", field="at")
 def correct(session: Session, at: Place, message: str | dict[str, Any], why: Reason = "") -> EventPlace:
     """Correct a message: show another in its place"""
     return session.correct(at, message, why=why)
 
 
-@Endpoint("POST", f"{ONE}/fork", "edit", status=201)
+@endpoint("POST", f"{ONE}/fork", "edit", status=201)
 def fork(
     call: ApiCall,
     session: Session,
@@ -452,7 +441,7 @@ def fork(
     return call.row(forked(session, id, at))
 
 
-@Endpoint("POST", f"{ONE}/compact", "edit")
+@endpoint("POST", f"{ONE}/compact", "edit")
 def compact(
     session: Session,
     strategy: Literal["summarize", "sliding-window", "hierarchical"] | None = None,
@@ -476,7 +465,7 @@ class FoundMessage(Hit, frozen=True, kw_only=True):
     """Of the conversation."""
 
 
-@Endpoint("GET", "/api/search", field="hits")
+@endpoint("GET", "/api/search", field="hits")
 def search(
     call: ApiCall,
     q: Annotated[Query, Meta(description='Words, "a phrase", pref*, tool:NAME, role:ROLE.')],
@@ -502,13 +491,13 @@ def search(
     return found[:limit]
 
 
-@Endpoint("GET", "/api/events", stream="text/event-stream")
+@endpoint("GET", "/api/events", stream="text/event-stream")
 def all_events(call: ApiCall) -> ASGIApp:
     """Live events of all conversations"""
     return EventStream(call.service, call.owner, None)
 
 
-@Endpoint("GET", "/api/openapi.json")
+@endpoint("GET", "/api/openapi.json")
 def openapi(call: ApiCall) -> dict[str, Any]:
     """This description"""
     from refold.serve.openapi import description
@@ -527,16 +516,15 @@ def routes(service: Service) -> list[Route]:
     paths: dict[str, dict[str, Endpoint]] = {}
     for one in ENDPOINTS:
         paths.setdefault(one.path, {})[one.method] = one
-    return [_route(service, path, methods) for path, methods in paths.items()]
+    return [
+        Route(path, partial(_respond, service, endpoints), methods=list(METHODS))
+        for path, endpoints in paths.items()
+    ]
 
 
-def _route(service: Service, path: str, methods: dict[str, Endpoint]) -> Route:
-    async def respond(request: Request) -> ASGIApp:
-        endpoint = methods.get(request.method)
-        if endpoint is None:
-            allowed = ", ".join(methods)
-            message = f"{request.method} is not allowed here; use {allowed}"
-            raise HTTPException(405, message, {"allow": allowed})
-        return await endpoint.respond(service, request)
-
-    return Route(path, respond, methods=list(METHODS))
+async def _respond(service: Service, endpoints: dict[str, Endpoint], request: Request) -> ASGIApp:
+    if request.method not in endpoints:
+        allowed = ", ".join(endpoints)
+        message = f"{request.method} is not allowed here; use {allowed}"
+        raise HTTPException(405, message, {"allow": allowed})
+    return await endpoints[request.method].respond(service, request)

@@ -1,6 +1,6 @@
 """Endpoints of the HTTP API, declared by a function's signature.
 
-`@Endpoint(method, path, scope)` makes an endpoint of a function that runs in a thread. Of its parameters,
+`@endpoint(method, path, scope)` makes an endpoint of a function that runs in a thread. Of its parameters,
 `call`, `session` and `inspector` are provided, the latter two for the conversation that the path names. The
 others are what a client sends: in the query of a GET or DELETE, in the JSON body of a POST or PATCH. Their
 types and defaults validate it. The OpenAPI description follows from the same signature, the type that is
@@ -16,7 +16,6 @@ from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import asdict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,6 +34,7 @@ DEFAULT_OWNER = "default"
 PROVIDED = ("call", "session", "inspector")
 """Parameters of handlers that clients do not send."""
 
+
 Owner: TypeAlias = Annotated[
     str,
     Meta(min_length=1, max_length=200, description="Whose conversations; only an admin may name another."),
@@ -52,11 +52,11 @@ class ApiCall:
     """A request whose sender, path, query and body are valid."""
 
     service: Service
+    request: Request
     key: Key
     """Of the conversation, if the path names one."""
     owner: str | None
     """Whose conversations; None means all owners'."""
-    last_event_id: str
 
     @contextmanager
     def session(self, key: Key) -> Iterator[Session]:
@@ -75,55 +75,28 @@ class ApiCall:
             return self.service.conversations.row(inspector)
 
 
+@dataclass(frozen=True)
 class Endpoint:
-    """With `stream`, the function returns an ASGI application that sends this media type. With `field`, the
-    response is an object in which this field has what the function returns.
-    """
+    method: str
+    path: str
+    scope: Right
+    handler: Callable[..., Any]
+    query: Any
+    """The type of its query."""
+    body: Any
+    """The type of its body; None if it has none."""
+    answer: Any
+    status: int
+    stream: str
+    field: str
 
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        scope: Right = "read",
-        *,
-        status: int = 200,
-        stream: str = "",
-        field: str = "",
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.scope: Right = scope
-        self.status = status
-        self.stream = stream
-        self.field = field
+    @property
+    def operation(self) -> str:
+        return self.handler.__name__
 
-    def __call__(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        types = get_type_hints(handler, include_extras=True)
-        self.handler = handler
-        self.operation = handler.__name__
-        self.summary = handler.__doc__ or ""
-        self.provided = [name for name in PROVIDED if name in types]
-        self.query: Any = QueryParameters
-        self.body: Any = None
-        self.answer: Any = types["return"]
-        fields: list[Any] = []
-        for name, parameter in inspect.signature(handler).parameters.items():
-            if name not in PROVIDED:
-                default = parameter.default
-                is_required = default is parameter.empty
-                fields.append((name, types[name], msgspec.NODEFAULT if is_required else default))
-        self.sent = [name for name, _, _ in fields]
-        name = self.operation.title().replace("_", "")
-        options: dict[str, Any] = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
-        if self.field:
-            self.answer = msgspec.defstruct(f"{name}Answer", [(self.field, self.answer)])
-        if self.method in ("POST", "PATCH"):
-            self.body = msgspec.defstruct(f"{name}Body", fields, **options)
-        elif fields:
-            self.query = msgspec.defstruct(f"{name}Query", fields, bases=(QueryParameters,), **options)
-        self._body_decoder = codec.decoder(self.body)
-        ENDPOINTS.append(self)
-        return handler
+    @property
+    def summary(self) -> str:
+        return self.handler.__doc__ or ""
 
     async def respond(self, service: Service, request: Request) -> ASGIApp:
         """
@@ -131,27 +104,35 @@ class Endpoint:
             HTTPException: the request is invalid, or its token does not allow it.
             RefoldError: the operation failed.
         """
-        caller: Caller = request.scope["state"]["caller"]
+        caller: Caller = request.state.caller
         require_scope(caller, self.scope)
-        query = self._query(request)
+        try:
+            given = dict(request.query_params)
+            if len(given) < len(request.query_params.multi_items()):
+                raise HTTPException(400, "query: a parameter is given more than once")
+            query = msgspec.convert(given, self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise HTTPException(400, f"query: {error}; known: {_names(self.query)}") from None
         sent = query
         if self.body is not None:
-            sent = self._decode(request.state.body)
+            try:
+                sent = codec.decoder(self.body).decode(request.state.body or b"{}")
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise HTTPException(400, f"body: {error}; known: {_names(self.body)}") from None
         owner = _owner(caller, query.owner)
-        last_event_id = request.headers.get("last-event-id", "")
-        call = ApiCall(service, Key(owner or DEFAULT_OWNER, _id(request)), owner, last_event_id)
+        call = ApiCall(service, request, Key(owner or DEFAULT_OWNER, _id(request)), owner)
         return await service.work(self._run, call, sent)
 
     def _run(self, call: ApiCall, sent: Any) -> ASGIApp:
+        parameters = inspect.signature(self.handler).parameters
+        given = {name: getattr(sent, name) for name in parameters if name not in PROVIDED}
         with ExitStack() as stack:
-            given = {name: value for name, value in asdict(sent).items() if name in self.sent}
-            if "call" in self.provided:
+            if "call" in parameters:
                 given["call"] = call
-            if "session" in self.provided:
+            if "session" in parameters:
                 given["session"] = stack.enter_context(call.session(call.key))
-            if "inspector" in self.provided:
-                conversations = call.service.conversations
-                given["inspector"] = stack.enter_context(conversations.inspecting(call.key))
+            if "inspector" in parameters:
+                given["inspector"] = stack.enter_context(call.service.conversations.inspecting(call.key))
             answer = self.handler(**given)
         if self.stream:
             return answer  # type: ignore[no-any-return]
@@ -159,26 +140,43 @@ class Endpoint:
             answer = {self.field: answer}
         return Response(codec.dumps(answer), self.status, media_type="application/json")
 
-    def _query(self, request: Request) -> QueryParameters:
-        given = request.query_params
-        for name in given:
-            if len(given.getlist(name)) > 1:
-                raise HTTPException(400, f"query: {name!r} is given more than once")
-        try:
-            query: QueryParameters = msgspec.convert(dict(given), self.query, strict=False)
-        except msgspec.ValidationError as error:
-            known = ", ".join(self.query.__struct_fields__)
-            raise HTTPException(400, f"query: {error}; known: {known}") from None
-        return query
-
-    def _decode(self, body: bytes) -> Any:
-        try:
-            return self._body_decoder.decode(body or b"{}")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise HTTPException(400, f"body: {error}; known: {', '.join(self.sent)}") from None
-
 
 ENDPOINTS: list[Endpoint] = []
+
+
+def endpoint(
+    method: str, path: str, scope: Right = "read", *, status: int = 200, stream: str = "", field: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """With `stream`, the function returns an ASGI application that sends this media type. With `field`, the
+    response is an object in which this field has what the function returns.
+    """
+
+    def declare(handler: Callable[..., Any]) -> Callable[..., Any]:
+        types = get_type_hints(handler, include_extras=True)
+        fields: list[Any] = []
+        for name, parameter in inspect.signature(handler).parameters.items():
+            if name not in PROVIDED:
+                default = () if parameter.default is parameter.empty else (parameter.default,)
+                fields.append((name, types[name], *default))
+        name = handler.__name__.title().replace("_", "")
+        options: dict[str, Any] = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+        body = None
+        query: Any = QueryParameters
+        if method in ("POST", "PATCH"):
+            body = msgspec.defstruct(f"{name}Body", fields, **options)
+        elif fields:
+            query = msgspec.defstruct(f"{name}Query", fields, bases=(QueryParameters,), **options)
+        answer = types["return"]
+        if field:
+            answer = msgspec.defstruct(f"{name}Answer", [(field, answer)])
+        ENDPOINTS.append(Endpoint(method, path, scope, handler, query, body, answer, status, stream, field))
+        return handler
+
+    return declare
+
+
+def _names(sent: Any) -> str:
+    return ", ".join(sent.__struct_fields__)
 
 
 def _id(request: Request) -> str:

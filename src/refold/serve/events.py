@@ -179,6 +179,10 @@ class Subscriber:
         with suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self.changed.set)
 
+    def close(self) -> None:
+        self.is_closed = True
+        self.wake()
+
     def text(self, event: QueuedEvent) -> bytes:
         if event.next is None or event.key != self.scope:
             return b"".join(event.frames)
@@ -206,15 +210,6 @@ class EventBroker:
             if self._subscribers:
                 self._notices.append((key, None if event is None or is_stored(event) else event))
                 self._lock.notify_all()
-
-    def erased(self, key: Key) -> None:
-        """Ends the subscriptions of a conversation."""
-        with self._lock:
-            self._positions.pop(key, None)
-            for subscriber in self._subscribers:
-                if subscriber.scope == key:
-                    subscriber.is_closed = True
-                    subscriber.wake()
 
     def subscribe(self, scope: EventScope, loop: AbstractEventLoop) -> Subscriber:
         """Adds a subscriber, until `unsubscribe`. For a thread, since the store is read.
@@ -279,8 +274,7 @@ class EventBroker:
         with self._lock:
             self._is_closed = True
             for subscriber in self._subscribers:
-                subscriber.is_closed = True
-                subscriber.wake()
+                subscriber.close()
             self._lock.notify_all()
 
     # The thread
@@ -314,6 +308,8 @@ class EventBroker:
         """
         read: set[Key] = set()
         for key, event in notices:
+            if not any(subscriber.covers(key) for subscriber in self._subscribers):
+                continue
             is_start = event is not None and event.kind == "compaction:start"  # before what it appends
             if key not in read and not is_start:
                 read.add(key)
@@ -337,13 +333,17 @@ class EventBroker:
     def _read(self, key: Key) -> None:
         """Reads the new events of a conversation, unless it was erased, even if its id is used again."""
         position = self._positions.get(key)
-        if position is None or not any(subscriber.covers(key) for subscriber in self._subscribers):
+        if position is None:
             return
         links = self._store.read(key, max(0, position.next - 1))
         if position.next:
             last = next(links, None)
             if last is None or position.digest not in (None, last.digest):
-                self.erased(key)
+                with self._lock:
+                    del self._positions[key]
+                    for subscriber in self._subscribers:
+                        if subscriber.scope == key:
+                            subscriber.close()
                 return
             self._positions[key] = position._replace(digest=last.digest)
         while batch := list(islice(links, BATCH)):

@@ -7,13 +7,14 @@ answer is stored before its last byte is passed on. If refold's part fails, the 
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
 from refold.serve.http_errors import requested_id
@@ -60,25 +61,22 @@ BASE_PATHS = {"openai": "/openai/v1", "anthropic": "/anthropic"}
 
 def routes(service: Service) -> list[Route]:
     gateway = Gateway(service)
-    return [_route(gateway, route) for route in ROUTES]
+    return [Route(one.path, _Endpoint(gateway, one), methods=list(METHODS)) for one in ROUTES]
 
 
-def _route(gateway: "Gateway", route: GatewayRoute) -> Route:
-    async def respond(request: Request) -> ASGIApp:
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await until_disconnect(gateway.answer(route, request, send), receive)
+@dataclass(frozen=True)
+class _Endpoint:
+    """A route as an ASGI application."""
 
-        return answer
+    gateway: "Gateway"
+    route: GatewayRoute
 
-    return Route(route.path, respond, methods=list(METHODS))
-
-
-class _StoreDownError(StoreError):
-    """The store failed a moment ago."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(self.gateway.answer(self.route, Request(scope), send), receive)
 
 
-class _LookupError(Exception):
-    """The model only looked something up, and that failed; the client has seen nothing yet."""
+class _BypassError(Exception):
+    """refold's part failed before the client has seen anything; the message is a word for the header."""
 
 
 class Gateway:
@@ -99,21 +97,14 @@ class Gateway:
         if route.dialect is not None and body is not None and request.method == "POST":
             try:
                 prepared = await self._prepare(route.dialect, request, body)
-            except Exception as error:
-                headers = {"x-refold-bypass": self._bypass_reason(error)}
-            else:
+                hides_tools = prepared.placed.offers_tools
                 forwarder = Forwarder(
-                    upstream,
-                    send,
-                    prepared.headers,
-                    route.dialect,
-                    hides_tools=prepared.placed.offers_tools,
+                    upstream, send, prepared.headers, route.dialect, hides_tools=hides_tools
                 )
-                try:
-                    await self._converse(prepared, forwarder)
-                    return
-                except _LookupError as error:
-                    headers = {"x-refold-bypass": str(error)}
+                await self._converse(prepared, forwarder)
+                return
+            except _BypassError as error:
+                headers = {"x-refold-bypass": str(error)}
         await Forwarder(upstream, send, headers).forward(body)
 
     def _url(self, route: GatewayRoute, request: Request) -> str:
@@ -126,10 +117,10 @@ class Gateway:
     async def _prepare(self, dialect: ClientDialect, request: Request, body: bytes) -> UpstreamRequest:
         """
         Raises:
-            RefoldError: refold's part failed.
+            _BypassError: that failed, or the store failed a moment ago.
         """
         if monotonic() < self._store_down_until:
-            raise _StoreDownError
+            raise _BypassError("store")
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 caller = request.state.caller
@@ -150,10 +141,10 @@ class Gateway:
                 except BaseException:  # the client has gone, or does not wait any longer
                     work.add_done_callback(self._abandon)
                     raise
-        except TimeoutError as error:
-            if await self.service.health.problem() is not None:
-                raise StoreError("the store does not answer") from error
-            raise
+        except Exception as error:
+            if isinstance(error, TimeoutError) and await self.service.health.problem() is not None:
+                error = StoreError("the store does not answer")
+            raise _BypassError(self._bypass_reason(error)) from error
 
     def _abandon(self, work: "asyncio.Future[UpstreamRequest]") -> None:
         if not work.cancelled() and work.exception() is None:
@@ -163,7 +154,7 @@ class Gateway:
         """Sends requests until there is an answer for the client, and records each reply.
 
         Raises:
-            _LookupError: the gateway's own tools failed before the client has seen anything.
+            _BypassError: what the model looked up could not be sent to it.
         """
         placed = request.placed
         body: bytes | None = request.body
@@ -206,15 +197,13 @@ class Gateway:
                 return placed, None
             if placed.request.fields.get("stream") is True:
                 raise UpstreamError("what the model looked up could not be sent to it") from error
-            raise _LookupError(reason) from error
+            raise _BypassError(reason) from error
 
     def _bypass_reason(self, error: Exception) -> str:
         """Why refold's part failed, in a word for the header."""
         match error:
             case OverBudgetError():
                 return "over-budget"
-            case _StoreDownError():
-                return "store"
             case StoreError():
                 self._store_down_until = monotonic() + STORE_RETRY_S
                 return "store"

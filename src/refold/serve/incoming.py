@@ -1,5 +1,6 @@
 """A request to a provider, taken apart: its history as messages, its cache marks, and all else as it is."""
 
+import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -24,6 +25,8 @@ MAX_MARKS = 4
 """That Anthropic allows in a request."""
 UNMARKABLE = ("thinking", "redacted_thinking")
 DEFAULT_MARK = {"type": "ephemeral"}
+_MARK = re.compile(rb'"cache_control":(\{[^{}]*\})')
+"""In JSON without spaces: quotes in a text are escaped, so a text never matches."""
 
 
 class HistoryMessage(NamedTuple):
@@ -209,27 +212,12 @@ def with_cache_control(request: dict[str, Any], settled: int, raws: Sequence[byt
             original = loads(raws[-n])
             if without_cache_control(original) == messages[-n]:
                 messages[-n] = original
-    marks = _marks([request.get("tools"), request.get("system"), *messages])
+    marks = _MARK.findall(dumps([request.get("tools"), request.get("system"), messages]))
     if settled and CACHE_CONTROL not in request and len(marks) < MAX_MARKS:
-        later = _marks(messages[settled:])
-        mark = later[0] if later else DEFAULT_MARK  # marks with a longer lifetime must come first
-        messages[settled - 1] = _marked(messages[settled - 1], dict(mark))
+        later = _MARK.findall(dumps(messages[settled:]))
+        mark = loads(later[0]) if later else DEFAULT_MARK  # marks with a longer lifetime must come first
+        messages[settled - 1] = _marked(messages[settled - 1], mark)
     return {**request, "messages": messages}
-
-
-def _marks(value: Any) -> list[dict[str, Any]]:
-    """All marks in a part of a request, in order."""
-    marks: list[dict[str, Any]] = []
-    if isinstance(value, list):
-        for one in value:
-            marks += _marks(one)
-    elif isinstance(value, dict):
-        if isinstance(value.get(CACHE_CONTROL), dict):
-            marks.append(value[CACHE_CONTROL])
-        for key, one in value.items():
-            if key != CACHE_CONTROL:
-                marks += _marks(one)
-    return marks
 
 
 def _marked(message: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:

@@ -184,12 +184,12 @@ class LoggedRequest:
             metrics.upstream_errors.labels(self.path.split("/")[1], status).inc()
         if "bypass" in self._response_facts:
             metrics.bypasses.inc()
-        before = self._response_facts.get("tokens_before", "")
-        sent = self._response_facts.get("tokens_sent", "")
-        if before.isdigit() and sent.isdigit():
-            metrics.tokens_before.inc(int(before))
-            metrics.tokens_sent.inc(int(sent))
-            metrics.tokens_saved.inc(max(0, int(before) - int(sent)))
+        if "tokens_sent" in self._response_facts:
+            before = int(self._response_facts["tokens_before"])
+            sent = int(self._response_facts["tokens_sent"])
+            metrics.tokens_before.inc(before)
+            metrics.tokens_sent.inc(sent)
+            metrics.tokens_saved.inc(max(0, before - sent))
 
         facts: dict[str, Any] = {
             "id": self._id,

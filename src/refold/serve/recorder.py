@@ -32,11 +32,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 MAX_CONFLICTS = 10
 CACHED = 20_000
-"""Provider responses and forks that are remembered."""
+"""Conversations, provider responses and forks that are remembered."""
 READ_BATCH = 16
 """Events that are read at once."""
 FIRST_EVENTS = 4
-"""In which the first message is: before it may be system text and names."""
+"""Before the first message may be system text and names."""
 TOOLS_TAG = "refold:tools"
 """Tags the first message of a conversation in which expand and search are offered."""
 
@@ -107,6 +107,8 @@ class Recorder:
         """By owner and id."""
         self._forks: OrderedDict[str, Key] = OrderedDict()
         """The newest fork after each prefix."""
+        self._with_tools: OrderedDict[Key, bool] = OrderedDict()
+        """Whether expand and search are offered in a conversation."""
         self._lock = Lock()
 
     # Requests
@@ -206,9 +208,7 @@ class Recorder:
             is_followed = found.at is not None and _is_followed(session, found.at)
             if is_followed or found.message_count not in (None, count):
                 raise ConflictError(f"Another writer appended to {found.key.conversation!r} at this moment")
-            beginning = inspector.events(0, FIRST_EVENTS + len(request.leading))
-            first = [one for one in beginning if isinstance(one, Said) and not one.line.apart]
-            offers_tools = self._offers_tools(request, first)
+            offers_tools = self._offers_tools(session, request)
             session.shows_handles = offers_tools
             intake = session.intake(request.dialect, reads_own_fields=False)
             values = _system_values(session, request)
@@ -217,7 +217,8 @@ class Recorder:
             for message, id in zip(request.messages[known - skipped :], ids[known:], strict=True):
                 drafts += intake.take(message.values(), id=id, tags=tags).drafts
             session.say(drafts, after=count)
-            _correct_leading(session, request, first)
+            if count and request.leading:
+                _correct_leading(session, request)
             with self._lock:
                 self._pending[found.key] += 1
             state = inspector.state
@@ -249,15 +250,19 @@ class Recorder:
         with self._session(key, request) as session:
             return forked(session, _new_id(), at)
 
-    def _offers_tools(self, request: IncomingRequest, first: Sequence[Said]) -> bool:
+    def _offers_tools(self, session: Session, request: IncomingRequest) -> bool:
         """Whether expand and search are added: decided with the first message, for the whole conversation."""
         has_one_answer = request.fields.get("n") in (None, 1)  # of several, the client takes one
         if request.provider_history or request.has_refold_tools or not has_one_answer:
             return False
-        if first:
-            return TOOLS_TAG in first[0].tags
-        setting = self.service.settings.inject_tools
-        return bool(request.tools) if setting == "auto" else setting in ("on", True)
+        if not session.inspect.state.index:
+            setting = self.service.settings.inject_tools
+            return bool(request.tools) if setting == "auto" else setting in ("on", True)
+        offers_tools = self._with_tools.get(session.key)
+        if offers_tools is None:
+            offers_tools = any(TOOLS_TAG in said.tags for said in _first_messages(session, 1))
+            self._cache(self._with_tools, session.key, offers_tools)
+        return offers_tools
 
     def fit(self, placed: PlacedRequest, *, is_last: bool = False) -> UpstreamRequest:
         """The next request to send upstream; the last one of an answer does not offer the gateway's tools."""
@@ -302,7 +307,7 @@ class Recorder:
         `visible` is what the client sees of it.
         """
         with self._session(placed.key, placed.request) as session:
-            results = []
+            results: list[Message] = []
             for call in placed.calls_in(reply):
                 if call.tool in OWN_TOOLS:
                     text = session.call(call.tool, call.input)
@@ -376,10 +381,16 @@ def _system_values(session: Session, request: IncomingRequest) -> list[Any]:
     return values
 
 
-def _correct_leading(session: Session, request: IncomingRequest, first: Sequence[Said]) -> None:
-    """Shows leading system messages, the `first` that were recorded, as they are now."""
+def _first_messages(session: Session, count: int) -> list[Said]:
+    events = session.inspect.events(0, FIRST_EVENTS + count)
+    return [event for event in events if isinstance(event, Said) and not event.line.apart][:count]
+
+
+def _correct_leading(session: Session, request: IncomingRequest) -> None:
+    """Shows leading system messages as they are now."""
     inspector = session.inspect
-    for said, message in zip(first, request.leading, strict=False):
+    recorded = _first_messages(session, len(request.leading))
+    for said, message in zip(recorded, request.leading, strict=False):
         shown = inspector.state.corrected.get(said.at, said.line)
         if content_digest(inspector.message(shown)) != message.digest:
             session.correct(said.at, message.values()[0], why="the client's system text changed")
