@@ -20,7 +20,7 @@ import random
 import time
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from threading import Condition, Thread
@@ -30,6 +30,7 @@ from msgspec.structs import asdict
 from starlette.types import Receive, Scope, Send
 
 from refold.core import codec
+from refold.core.codec import Link
 from refold.core.errors import RefoldError
 from refold.core.event import Called, Event, Named, Pinned, Replaced, Said, Undone
 from refold.core.message import Message
@@ -259,9 +260,7 @@ class EventBroker:
 
     def read(self, key: Key, start: int, stop: int) -> list[QueuedEvent]:
         """Some earlier events of a conversation."""
-        links = islice(self._store.read(key, start, stop), BATCH)
-        events = [codec.decode(link.entry, parse) for link in links]
-        return [QueuedEvent(key, stored_frames(key, event), event.at + 1) for event in events]
+        return _queued(key, islice(self._store.read(key, start, stop), BATCH))
 
     def take(self, subscriber: Subscriber) -> list[QueuedEvent]:
         """The next few events of its queue."""
@@ -316,7 +315,7 @@ class EventBroker:
                 with _logging_errors():
                     self._read(key)
             if event is not None:
-                self._queue([QueuedEvent(key, [live_frame(key, event)])])
+                self._queue(key, [QueuedEvent(key, [live_frame(key, event)])])
 
     def _poll(self, scope: EventScope) -> None:
         """Reads what any process appended since."""
@@ -340,31 +339,32 @@ class EventBroker:
             last = next(links, None)
             if last is None or position.digest not in (None, last.digest):
                 with self._lock:
-                    del self._positions[key]
+                    self._positions.pop(key, None)
                     for subscriber in self._subscribers:
                         if subscriber.scope == key:
                             subscriber.close()
                 return
             self._positions[key] = position._replace(digest=last.digest)
         while batch := list(islice(links, BATCH)):
-            events: list[QueuedEvent] = []
-            for link in batch:
-                event = codec.decode(link.entry, parse)
-                events.append(QueuedEvent(key, stored_frames(key, event), event.at + 1))
+            events = _queued(key, batch)
             with self._lock:  # whoever subscribes now is told either by the queue or by the store
                 self._positions[key] = ReadPosition(batch[-1].entry.at + 1, batch[-1].digest)
-                self._queue(events)
+                self._queue(key, [event for event in events if event.frames])
 
-    def _queue(self, events: list[QueuedEvent]) -> None:
-        told = [event for event in events if event.frames]
+    def _queue(self, key: Key, events: Sequence[QueuedEvent]) -> None:
         with self._lock:
             for subscriber in self._subscribers:
-                if told and subscriber.covers(told[0].key):
-                    subscriber.queue += told
+                if events and subscriber.covers(key):
+                    subscriber.queue += events
                     if len(subscriber.queue) > MAX_QUEUED:
                         subscriber.is_lagging = True
                         subscriber.queue.clear()
                     subscriber.wake()
+
+
+def _queued(key: Key, links: Iterable[Link]) -> list[QueuedEvent]:
+    events = [codec.decode(link.entry, parse) for link in links]
+    return [QueuedEvent(key, stored_frames(key, event), event.at + 1) for event in events]
 
 
 @contextmanager
