@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import msgspec
-
 from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
 from refold.core.expiry import OWN_TOOLS
@@ -117,12 +115,17 @@ def read_request(
     """
     name = DIALECTS[dialect].list_field
     try:
-        fields, raws = _fields_and_messages(body, name)
-        messages = read_messages(dialect, raws)
+        fields = loads(body)
+        if not isinstance(fields, dict):
+            raise MessageError("request", "expected a JSON object")
+        history = fields.pop(name, None)
+        if name == "input" and isinstance(history, str):
+            history = [{"role": "user", "content": history}]
+        if not isinstance(history, list) or not history:
+            raise MessageError(name, "expected a list of messages")
+        messages = read_messages(dialect, list(map(dumps, history)))
     except (ValueError, RecursionError) as error:
         raise MessageError("request", f"cannot be read: {error}") from error
-    if not messages:
-        raise MessageError(name, "is empty")
     first = next((n for n, message in enumerate(messages) if message.role != "system"), 0)
     field = DIALECTS[dialect].system_field
     system = fields.pop(field, None) if field is not None else None
@@ -164,25 +167,6 @@ def _role_and_digest(dialect: ClientDialect, raw: bytes, n: int) -> tuple[str, b
             _cached.clear()
         _cached[key] = known
     return known
-
-
-def _fields_and_messages(body: bytes, name: str) -> tuple[dict[str, Any], list[bytes]]:
-    """The fields of a request, and the JSON of each of its messages."""
-    try:
-        written = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        raws = [bytes(raw) for raw in msgspec.json.decode(written.pop(name), type=list[msgspec.Raw])]
-        return {key: msgspec.json.decode(raw) for key, raw in written.items()}, raws
-    except (msgspec.DecodeError, KeyError):
-        pass  # there is no such list; or a lone surrogate, or a number out of range
-    fields = loads(body)
-    if not isinstance(fields, dict):
-        raise MessageError("request", "expected a JSON object")
-    history = fields.pop(name, None)
-    if name == "input" and isinstance(history, str):
-        history = [{"role": "user", "content": history}]
-    if not isinstance(history, list):
-        raise MessageError(name, "expected a list of messages")
-    return fields, list(map(dumps, history))
 
 
 # Cache marks of Anthropic requests: the client's own, and one behind what stays until the next edit

@@ -18,7 +18,6 @@ from refold.dialects.registry import DIALECTS
 from refold.serve.incoming import PREVIOUS_RESPONSE, IncomingRequest, read_messages, with_cache_control
 from refold.serve.service import Service
 from refold.session.history_sync import (
-    common_prefix,
     content_digest,
     longest_known_prefix,
     overlap,
@@ -171,7 +170,7 @@ class Recorder:
 
     def _find_by_content(self, request: IncomingRequest, ids: list[str]) -> FoundConversation:
         """The conversation that the client names, if it does: others may have begun it, or the client may
-        send only the end of its history. A history that shares nothing with it is appended to it.
+        send only the end of its history. What does not begin with the end of the record is appended to it.
         """
         key = Key(request.owner, request.conversation or _new_id())
         if len(ids) > len(request.messages):
@@ -181,17 +180,9 @@ class Recorder:
         digests = [message.digest for message in request.messages]
         with self._session(key, request) as session, session.locked() as inspector:
             count = inspector.state.index
-            tail = inspector.place_of(max(0, count - READ_BATCH - 4 * len(digests)))
-            recorded = recorded_digests(inspector.events(tail))
-            length = overlap([digest for _, digest in recorded], digests)
-            if length:
-                return FoundConversation(key, length, message_count=count)
-            if tail:
-                recorded = recorded_digests(inspector.events())
-        length = common_prefix([digest for _, digest in recorded], digests)
-        if 0 < length < len(recorded):
-            return FoundConversation(self._fork(key, recorded[length - 1][0], request), length)
-        return FoundConversation(key, length, message_count=count)
+            end = inspector.place_of(max(0, count - READ_BATCH - 4 * len(digests)))  # some are in pieces
+            recorded = recorded_digests(inspector.events(end))
+        return FoundConversation(key, overlap(recorded, digests), message_count=count)
 
     def _record(
         self, request: IncomingRequest, ids: Sequence[str | None], found: FoundConversation

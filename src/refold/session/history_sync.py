@@ -166,9 +166,9 @@ def longest_known_prefix(
 # Alignment with one conversation
 
 
-def recorded_digests(events: Iterable[Event]) -> list[tuple[int, bytes]]:
-    """Place and digest of each recorded message, in one piece, after leading system messages."""
-    found: list[tuple[int, bytes]] = []
+def recorded_digests(events: Iterable[Event]) -> list[bytes]:
+    """The digest of each recorded message, in one piece, after leading system messages."""
+    found: list[bytes] = []
     parts: list[Part] = []
     for said in events:
         if not isinstance(said, Said) or (said.line.role == "system" and not found):
@@ -178,7 +178,7 @@ def recorded_digests(events: Iterable[Event]) -> list[tuple[int, bytes]]:
             continue
         has_other_parts = not all(isinstance(part, ToolResult) for part in parts)
         role = "user" if said.piece and has_other_parts else said.line.role
-        found.append((said.at, content_digest(Message(role, tuple(parts)))))
+        found.append(content_digest(Message(role, tuple(parts))))
         parts = []
     return found
 
