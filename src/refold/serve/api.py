@@ -115,7 +115,6 @@ def create(
     except ConflictError:
         message = f"The conversation {key.conversation!r} already exists; choose another id"
         raise ConflictError(message) from None
-    call.service.events.publish(key)
     return call.row(key)
 
 

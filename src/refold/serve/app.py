@@ -91,5 +91,5 @@ def routes(service: Service) -> list[Route]:
 
 async def _not_found(*_: object) -> None:
     raise HTTPException(
-        404, "no such path; the panel is at /panel, a description of the API at /api/openapi.json"
+        404, "no such path; the panel is at /panel, the description of the API at /api/openapi.json"
     )

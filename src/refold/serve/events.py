@@ -373,9 +373,9 @@ def _logging_errors() -> Iterator[None]:
     try:
         yield
     except RefoldError as error:
-        _LOG.warning("could not read events: %s", type(error).__name__)
+        _LOG.warning("live events: the store could not be read: %s", type(error).__name__)
     except Exception:
-        _LOG.exception("could not publish events")
+        _LOG.exception("live events: an event could not be read")
 
 
 # Streams

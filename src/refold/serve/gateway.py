@@ -76,7 +76,7 @@ class _Endpoint:
 
 
 class _BypassError(Exception):
-    """refold's part failed before the client has seen anything; the message is a word for the header."""
+    """refold's part failed before the client received anything; the message is the value of the header."""
 
 
 class Gateway:
@@ -189,18 +189,24 @@ class Gateway:
         except Exception as error:  # the client gets its answer all the same
             reason = self._bypass_reason(error)
             facts = {"owner": placed.key.owner, "conversation": placed.key.conversation}
-            _LOG.error("a reply was not recorded: %s", type(error).__name__, extra={"facts": facts})
+            _LOG.error(
+                "a reply was passed on without being recorded: %s",
+                type(error).__name__,
+                extra={"facts": facts},
+            )
             only_looks_up = False
             with suppress(Exception):  # a reply that is not understood goes to the client
                 only_looks_up = placed.only_looks_up(reply)
             if not only_looks_up:
                 return placed, None
             if placed.request.fields.get("stream") is True:
-                raise UpstreamError("what the model looked up could not be sent to it") from error
+                raise UpstreamError(
+                    "the result of refold_expand or refold_search could not be sent to the model"
+                ) from error
             raise _BypassError(reason) from error
 
     def _bypass_reason(self, error: Exception) -> str:
-        """Why refold's part failed, in a word for the header."""
+        """Why refold's part failed: the value of the header `x-refold-bypass`."""
         match error:
             case OverBudgetError():
                 return "over-budget"
@@ -213,5 +219,5 @@ class Gateway:
                 return "setting"
             case RefoldError():
                 return "not-understood"
-        _LOG.error("the gateway failed", exc_info=error)
+        _LOG.error("a request was passed on unchanged because of an internal error", exc_info=error)
         return "error"

@@ -68,7 +68,7 @@ class Guard:
             request.is_refused = True
             refusal = http_error(error)
             if refusal.status_code >= 500 and refusal is not error:
-                _LOG.error("a request failed", exc_info=error)
+                _LOG.error("a request failed with status %d", refusal.status_code, exc_info=error)
             await _refuse(refusal, request.send, receive, has_unread_body=has_unread_body)
         finally:
             self._running -= 1
@@ -89,7 +89,7 @@ class Guard:
             message = "websockets are not supported; send plain HTTP requests"
             raise HTTPException(426, message, {"upgrade": "HTTP/1.1", "connection": "close"})
         if has_control_characters(path):
-            raise HTTPException(400, "the path has a control character")
+            raise HTTPException(400, "the path contains a control character")
         if request.is_gateway and {".", ".."} & set(path.replace("\\", "/").split("/")):
             raise HTTPException(400, "a path of the gateway must not contain . or ..")
         requested_id(headers)
@@ -103,7 +103,11 @@ class Guard:
             address = (scope.get("client") or ("",))[0]
             if wait_s := self._rate.wait_s(caller.owner or address, monotonic()):
                 retry = {"retry-after": f"{int(wait_s) + 1}"}
-                raise HTTPException(429, "too many requests from this caller; slow down", retry)
+                raise HTTPException(
+                    429,
+                    "too many requests from this caller; try again after the seconds in retry-after",
+                    retry,
+                )
         if request.is_gateway and not (method in ("GET", "HEAD") and "read" in caller.scopes):
             require_scope(caller, "append")
         return caller
@@ -153,14 +157,16 @@ class AllowedHosts:
                 allowed |= {f"{host}:{port}", *(f"{host}:{default}" for default in DEFAULT_PORTS.values())}
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _normalized(hosts[0]) not in allowed:
-            raise HTTPException(403, "this host name is not allowed; add it to serve.hosts")
+            raise HTTPException(403, "the Host header names an unknown host; add it to serve.hosts")
         for origin in headers.getlist("origin"):
             scheme, _, host = origin.partition("://")
             host = _normalized(host)
             if not host.rpartition(":")[2].isdigit():
                 host = f"{host}:{DEFAULT_PORTS.get(scheme)}"
             if scheme not in DEFAULT_PORTS or host not in allowed:
-                raise HTTPException(403, "requests from this origin are not allowed; add it to serve.hosts")
+                raise HTTPException(
+                    403, "requests from pages of this origin are refused; add its host to serve.hosts"
+                )
 
 
 def _normalized(host: str) -> str:

@@ -63,7 +63,7 @@ def http_error(error: Exception) -> HTTPException:
     if status == 503:
         return HTTPException(503, "the store is not available; try again", {"retry-after": "1"})
     if status == 500:
-        return HTTPException(500, "internal error; the log of the service has the details")
+        return HTTPException(500, "internal error; the service has logged the details")
     return HTTPException(status, str(error))
 
 
@@ -88,7 +88,9 @@ def valid_id(text: str) -> str:
         HTTPException: no conversation can have this id.
     """
     if not 1 <= len(text) <= MAX_ID_CHARS or has_control_characters(text):
-        raise HTTPException(400, f"an id has 1 to {MAX_ID_CHARS} characters and no control characters")
+        raise HTTPException(
+            400, f"the id of a conversation has 1 to {MAX_ID_CHARS} characters and no control characters"
+        )
     return text
 
 

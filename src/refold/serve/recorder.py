@@ -128,7 +128,7 @@ class Recorder:
                 except BaseException:
                     self.end(placed)
                     raise
-        raise ConflictError(f"Others appended to the same conversation {MAX_CONFLICTS} times in a row; retry")
+        raise ConflictError(f"Other writers won the race {MAX_CONFLICTS} times in a row; retry")
 
     def _prepare_at_provider(self, request: IncomingRequest, field: str, id: str) -> UpstreamRequest:
         """A request whose history is at the provider is recorded, and goes upstream as it came."""
@@ -198,7 +198,7 @@ class Recorder:
             count = inspector.state.index
             is_followed = found.at is not None and _is_followed(session, found.at)
             if is_followed or found.message_count not in (None, count):
-                raise ConflictError(f"Another writer appended to {found.key.conversation!r} at this moment")
+                raise ConflictError(f"Another writer appended to {found.key.conversation!r} meanwhile; retry")
             offers_tools = self._offers_tools(session, request)
             session.shows_handles = offers_tools
             intake = session.intake(request.dialect, reads_own_fields=False)
@@ -225,7 +225,7 @@ class Recorder:
         if request.conversation is None:
             raise SettingError(
                 "x-refold-conversation",
-                f"{type(store).__name__} cannot find conversations by their content; name the conversation",
+                "is missing: this store cannot find a conversation by its messages; name it in this header",
             )
         key = Key(request.owner, request.conversation)
         return {id: (key, at) for id, at in store.find(key, ids).items()}

@@ -136,22 +136,24 @@ def check_safe(config: Config) -> None:
             " one; or listen on 127.0.0.1",
         )
     for name in ("openai", "anthropic"):
-        place = config.place("serve", "upstreams", name)
-        try:
-            parts = urlsplit(getattr(serve.upstreams, name))
-            host = parts.hostname
-            _ = parts.port  # raises if it is not a number
-            if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-                raise ValueError
-        except ValueError as error:
-            raise SettingError(place, "expected an address such as https://host/v1") from error
-        if parts.username is not None or parts.password is not None:
-            raise SettingError(place, "must not contain a user or a password; clients send their own keys")
-        if parts.scheme == "http" and not (serve.allow_insecure_upstreams or is_loopback(host)):
-            raise SettingError(
-                place,
-                "would send API keys without encryption; use https, or set serve.allow_insecure_upstreams",
-            )
+        if problem := _upstream_problem(getattr(serve.upstreams, name), serve.allow_insecure_upstreams):
+            raise SettingError(config.place("serve", "upstreams", name), problem)
+
+
+def _upstream_problem(url: str, allow_insecure: bool) -> str:
+    """Why a base URL is not safe; empty if it is."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0  # raises if the port is not a number
+    except ValueError:
+        has_host = False
+    if not has_host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
+        return "expected an address such as https://host/v1"
+    if parts.username is not None or parts.password is not None:
+        return "must not contain a user or a password; clients send their own keys"
+    if parts.scheme == "http" and not (allow_insecure or is_loopback(parts.hostname or "")):
+        return "would send API keys without encryption; use https, or set serve.allow_insecure_upstreams"
+    return ""
 
 
 def is_loopback(host: str) -> bool:
@@ -169,21 +171,15 @@ def listening(config: Config) -> Iterator[socket.socket]:
     """
     host = config.serve.host
     port = config.serve.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)  # without the protocol, asyncio sets no TCP_NODELAY
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
     except OSError as error:
-        raise SettingError(config.place("serve", "host"), f"cannot listen on {host}: {error}") from error
+        message = f"cannot listen on {host}:{port} ({error}); choose another --host or --port, 0 for any port"
+        raise SettingError(config.place("serve", "port"), message) from error
     with listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            raise SettingError(
-                config.place("serve", "port"),
-                f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for any",
-            ) from error
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
         with suppress(ImportError, OSError, ValueError):  # many systems allow 1,024 open files at first
             import resource
 

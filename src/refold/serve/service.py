@@ -76,10 +76,8 @@ class _SharedSession:
         self.opening = Lock()
 
     def close(self) -> None:
-        if self.session is not None:
-            with suppress(
-                RefoldError
-            ):  # closing only saves time for the next session: the record is complete
+        with suppress(RefoldError):  # the record is complete: closing only saves time for the next session
+            if self.session is not None:
                 self.session.close()
 
 

@@ -83,7 +83,7 @@ class Forwarder:
         async with self._upstream(body) as response:
             if response.status != 200:
                 if self._has_begun or self._replies:
-                    raise UpstreamError(f"the upstream answered {response.status} in mid-answer")
+                    raise UpstreamError(f"the upstream answered a later round with status {response.status}")
                 await self._pass_on(response)
                 return None
             self._response = response
@@ -168,7 +168,9 @@ class Forwarder:
 
     async def _pass_on(self, response: aiohttp.ClientResponse) -> None:
         if 300 <= response.status < 400:
-            raise UpstreamError("the upstream redirects, which is not followed; correct serve.upstreams")
+            raise UpstreamError(
+                "the upstream answered with a redirect, which is not followed; correct serve.upstreams"
+            )
         await self._begin(response)
         async for chunk in response.content.iter_any():
             await self._send_body(chunk)
@@ -216,7 +218,9 @@ def _tolerating() -> Iterator[None]:
     try:
         yield
     except (RefoldError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        _LOG.warning("a response is passed on but not recorded, since it is not understood: %r", error)
+        _LOG.warning(
+            "a response was passed on without being recorded, since it was not understood: %r", error
+        )
 
 
 def _answer(reply: Any) -> dict[str, Any] | None:

@@ -122,7 +122,7 @@ class Tokens:
             self.are_needed |= bool(config.serve.token or config.serve.tokens)
             _LOG.info("reloaded the tokens: %d are valid", len(self._callers))
         except RefoldError as error:
-            _LOG.error("could not reload the tokens, so the previous ones stay valid: %s", error)
+            _LOG.error("could not reload the tokens; the previous ones stay valid: %s", error)
 
 
 def _versions(source: Source) -> list[tuple[int, int, int] | None]:
@@ -148,9 +148,13 @@ def _callers(config: Config) -> list[tuple[str, Caller]]:
     for n, entry in enumerate(serve.tokens):
         place = f"{config.place('serve', 'tokens')}.{n}"
         if not re.fullmatch("[0-9a-f]{64}", entry.hash):
-            raise SettingError(place, "hash is not a SHA-256; `refold token` prints a token and its hash")
+            raise SettingError(
+                place, "hash is not a SHA-256 in hexadecimal; `refold token` prints a valid entry"
+            )
         if not entry.owner or not entry.scopes:
-            raise SettingError(place, "needs an owner and at least one scope")
+            raise SettingError(
+                place, "needs an owner and at least one scope; `refold token` prints a valid entry"
+            )
         if not entry.revoked:
             scopes = ALL_SCOPES if "admin" in entry.scopes else frozenset(entry.scopes)
             callers.append((entry.hash, Caller(entry.owner, scopes)))

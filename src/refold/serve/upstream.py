@@ -74,13 +74,15 @@ class Upstream:
                 skip_auto_headers=("User-Agent",),
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpstreamError(f"the upstream cannot be reached: {type(error).__name__}") from error
+            raise UpstreamError(
+                f"the upstream cannot be reached ({type(error).__name__}); check serve.upstreams"
+            ) from error
         is_complete = False
         try:
             yield response
             is_complete = response.content.at_eof()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpstreamError(f"the upstream's response was cut off: {type(error).__name__}") from error
+            raise UpstreamError(f"the upstream's response was cut off ({type(error).__name__})") from error
         finally:
             if is_complete:
                 response.release()
