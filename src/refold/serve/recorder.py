@@ -208,7 +208,9 @@ class Recorder:
             for message, id in zip(request.messages[known - skipped :], ids[known:], strict=True):
                 drafts += intake.take(message.values(), id=id, tags=tags).drafts
             session.say(drafts, after=count)
-            if count and request.leading:
+            if not count:
+                self._cache(self._with_tools, found.key, offers_tools)
+            elif request.leading:
                 _correct_leading(session, request)
             with self._lock:
                 self._pending[found.key] += 1
