@@ -125,7 +125,8 @@ def count(
     given = _read(file)
     settings = configured(config)
     with progress("Counting", len(given.messages)) as advance:
-        parts = count_parts(given, settings, model, dialect, advance)
+        parts = count_parts(given, settings, model, dialect)
+        advance(len(given.messages))
     system, tools, *messages = parts
     total = sum(part.tokens for part in parts)
     if json:

@@ -49,25 +49,42 @@ def pending_summaries(chat: Conversation, request: FitRequest) -> "PendingWork |
     override = request.override
     if summaries is None or chat.is_off or override.off:
         return None
-    messages = _due_for_summary(chat, chat.record.live.state.step + 1, override)
-    extras = chat.extras_of(request)
-    budget, tokens = chat.measure(extras)
+    messages = _due_for_summary(chat, summaries, chat.record.live.state.step + 1, override)
+    budget, tokens = chat.measure(chat.extras_of(request))
     trigger = check_triggers(chat, budget, tokens)
-    due = bool(trigger) and summaries.ready(chat.record.live.freeze()) is None
-    if due:
+    is_due = bool(trigger) and summaries.ready(chat.record.live.freeze()) is None
+    if is_due:
         chat.begin_compaction(", ".join(trigger.fired), tokens)
-    under_way = summaries.running if due else summaries.job
+    elif not messages:
+        return None
+    under_way = summaries.running if is_due else summaries.job
     if under_way is not None:
-        return under_way if due or messages else None
-    due = due and not summaries.was_tried
-    return _prepare(chat, messages, trigger.budget if due else None, due) if due or messages else None
+        return under_way
+    is_due = is_due and not summaries.was_tried
+    return _prepare(chat, summaries, messages, trigger.budget if is_due else None, is_due)
 
 
-def _due_for_summary(chat: Conversation, step: int, override: Override) -> "list[MessageToSummarize]":
+def prepare_soon(
+    chat: Conversation, summaries: "SummaryWriter", budget: Budget, tokens: int, override: Override
+) -> None:
+    """Starts summaries for a compaction that is near, and of messages that expire in the next step."""
+    if chat.is_one_off or summaries.job is not None:
+        return
+    messages = _due_for_summary(chat, summaries, chat.record.live.state.step + 2, override)
+    ahead = None
+    if not summaries.was_tried and summaries.running is None:
+        ahead = nearing(chat, budget, tokens)
+    if ahead is not None and summaries.ready(chat.record.live.freeze()) is not None:
+        ahead = None
+    _prepare(chat, summaries, messages, ahead)
+
+
+def _due_for_summary(
+    chat: Conversation, summaries: "SummaryWriter", step: int, override: Override
+) -> "list[MessageToSummarize]":
     """Messages that expire in a step and are summarized by a model."""
     rules = (*override.rules, *chat.expiries.values())
-    summaries = chat.summaries
-    if summaries is None or not any(rule.compact_mode == "ai-summary" for rule in rules):
+    if not any(rule.compact_mode == "ai-summary" for rule in rules):
         return []
     from refold.policies.expire import Expire, batches, length_of
     from refold.summaries.write import MessageToSummarize
@@ -105,26 +122,14 @@ def _due_for_summary(chat: Conversation, step: int, override: Override) -> "list
     return found
 
 
-def prepare_soon(chat: Conversation, budget: Budget, tokens: int, override: Override) -> None:
-    """Starts summaries for a compaction that is near, and of messages that expire in the next step."""
-    summaries = chat.summaries
-    if summaries is None or chat.is_one_off or summaries.job is not None:
-        return
-    messages = _due_for_summary(chat, chat.record.live.state.step + 2, override)
-    ahead = None
-    if not summaries.was_tried and summaries.running is None:
-        ahead = nearing(chat, budget, tokens)
-    if ahead is not None and summaries.ready(chat.record.live.freeze()) is not None:
-        ahead = None
-    if ahead is not None or messages:
-        _prepare(chat, messages, ahead)
-
-
 def _prepare(
-    chat: Conversation, messages: "Sequence[MessageToSummarize]", ahead: Budget | None, is_due: bool = False
+    chat: Conversation,
+    summaries: "SummaryWriter",
+    messages: "Sequence[MessageToSummarize]",
+    ahead: Budget | None,
+    is_due: bool = False,
 ) -> "PendingWork | None":
     """Starts the summaries of a compaction, by a worker if that is configured, and those of messages."""
-    assert chat.summaries is not None
     handed = None
     if ahead is not None and chat.settings.summarizer.executor == "worker":
         from refold.summaries.queue import CompactionJob
@@ -139,14 +144,16 @@ def _prepare(
             handles=chat.handles,
             budget=ahead,
         )
-        handed = chat.summaries.enqueue(job, is_due=is_due)
-    if handed is not None and not messages:
+        handed = summaries.enqueue(job, is_due=is_due)
+    here = ahead if handed is None else None
+    if here is None and not messages:
         return handed
-    return start_summaries(chat, None if handed else ahead, messages=messages, is_due=is_due)
+    return start_summaries(chat, summaries, here, messages=messages, is_due=is_due)
 
 
 def start_summaries(
     chat: Conversation,
+    summaries: "SummaryWriter",
     budget: Budget | None,
     order: CompactionRequest | None = None,
     *,
@@ -160,7 +167,6 @@ def start_summaries(
     from refold.config import ladder
     from refold.summaries.prepare import SummaryPlan
 
-    assert chat.summaries is not None
     policy = None
     if budget is not None:
         policy = ladder.compaction_policy(chat.settings, chat.policies, budget, order)
@@ -179,4 +185,4 @@ def start_summaries(
         lease_wait_s=chat.settings.summarizer.wait_s if order else 0.0,
         keeps_lease=order is not None,
     )
-    return chat.summaries.start(plan)
+    return summaries.start(plan)

@@ -10,7 +10,7 @@ from refold.core.event import Replaced
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest
 from refold.session.ahead import start_summaries
-from refold.session.conversation import NO_EXTRAS, Conversation
+from refold.session.conversation import Conversation
 from refold.session.reduce import ReduceRequest, compact_view, compaction_edits
 from refold.session.results import CompactionResult, Compactions
 from refold.stores.store import Lease
@@ -100,15 +100,10 @@ def _has_nothing_to_do(chat: Conversation) -> bool:
 
 def _request(chat: Conversation, order: CompactionRequest, lease: Lease | None = None) -> ReduceRequest:
     """The target of an order is of messages alone, without tools and separate system text."""
-    bare = chat.new_extras(NO_EXTRAS, chat.extras.render.dialect)
-    budget = chat.budget(bare, _unsent(chat))
+    budget = chat.budget(unsent=chat.extras.renderer.unsent())
     if order.target is not None:
         budget = msgspec.structs.replace(budget, max_tokens=order.target)
     return ReduceRequest(budget, chat.override, order, lease=lease)
-
-
-def _unsent(chat: Conversation) -> int:
-    return chat.renderer(chat.extras.render).unsent()
 
 
 def _newest_round(chat: Conversation) -> list[Replaced]:
@@ -132,7 +127,7 @@ def _result(chat: Conversation, edits: Sequence[Replaced], order: CompactionRequ
     left = live.tokens - (saved if is_planned else 0)
     missed_by = 0
     if order.target is not None:
-        missed_by = max(0, chat.estimate(left - _unsent(chat)) - order.target)
+        missed_by = max(0, chat.estimate(left - chat.extras.renderer.unsent()) - order.target)
     if not edits:
         return CompactionResult((), (0, 0), 0, live.state.round, missed_by)
     new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
@@ -143,17 +138,18 @@ def _result(chat: Conversation, edits: Sequence[Replaced], order: CompactionRequ
 
 def _wait_for_summaries(chat: Conversation, order: CompactionRequest) -> None:
     """Waits for a running summary job, then for the summaries of this compaction; the lock is free."""
-    if chat.summaries is None:
+    summaries = chat.summaries
+    if summaries is None:
         return
-    if chat.summaries.job is not None:
-        chat.summaries.job.wait()
+    if summaries.job is not None:
+        summaries.job.wait()
     with chat.lock:
         chat.record.catch_up()
         if _has_nothing_to_do(chat):
             return
-        chat.summaries.discard_ready()
+        summaries.discard_ready()
         if order.strategy == "sliding-window":
             return
         chat.begin_compaction("on demand", chat.measure(chat.extras)[1])
-        job = start_summaries(chat, _request(chat, order).budget, order)
+        job = start_summaries(chat, summaries, _request(chat, order).budget, order)
     job.wait()

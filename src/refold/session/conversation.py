@@ -4,21 +4,21 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from refold.config.config import Config
 from refold.core import codec
 from refold.core.budget import Budget
-from refold.core.draft import Draft, LastRequest
+from refold.core.draft import LastRequest
 from refold.core.errors import NotFoundError, SettingError
 from refold.core.event import Replaced
 from refold.core.plan import Count, Policy, must_stay
 from refold.dialects.registry import DIALECTS, TARGETS
 from refold.dialects.rules.targets import facts_of
 from refold.session.meter import Meter, extras_json
-from refold.session.notify import CompactionEvent, Notifier
+from refold.session.notify import CompactionEvent, CompactionKind, Notifier
 from refold.session.render import Renderer, RenderRequest
 from refold.session.validate import Override, output_of
 from refold.stores.record import Record
@@ -32,7 +32,7 @@ MAX_RENDERERS = 3
 """Kinds of requests that stay rendered."""
 MAX_TOOL_SETS = 20
 DIALECT_ITEMS = 8
-"""The newest items of the view, among which the dialect of the newest message is looked for."""
+"""The newest items of the view, whose messages decide the dialect."""
 NO_EXTRAS = b"{}"
 
 
@@ -54,6 +54,7 @@ class RequestExtras(NamedTuple):
     """The JSON, to recognize it: tools are counted once."""
     meter: Meter
     render: RenderRequest
+    renderer: Renderer
     budget: Budget
     """Without what depends on the messages."""
     counted: int
@@ -88,10 +89,9 @@ class Conversation:
         self.agent = agent
         self.settings = config.agent(agent)
         self.is_off = self.settings.is_off
-        self.compact = self.settings.compaction
-        self.cap = self.compact.capping
-        self.prune = self.compact.pruning
-        self.economy = None if is_one_off else self.compact.economizing
+        self.cap = self.settings.compaction.capping
+        self.prune = self.settings.compaction.pruning
+        self.economy = None if is_one_off else self.settings.compaction.economizing
         self.expiries = {name: tool.expire for name, tool in self.settings.tools.items()}
         self.policies = policies
         """The user's own; they run first."""
@@ -122,8 +122,6 @@ class Conversation:
         """The start of the running compaction."""
         self.sent_until = 0
         """The next free place when the newest request was made."""
-        self.repair_tokens = 0
-        """Tokens that repairs added to the newest request."""
         self.last = LastRequest(record.view)
         """The newest request, until a reply has measured it."""
         self.requested: dict[bytes, float] = {}
@@ -137,8 +135,8 @@ class Conversation:
         self._extras: RequestExtras | None = None
         self._meter: Meter | None = None
         self._renderers: dict[RenderRequest, Renderer] = {}
-        self._spoken: str | None = None
-        self._spoken_at = -1
+        self._newest_dialect: tuple[int, str | None] = (-1, None)
+        """The dialect of the newest message, and how many events there were."""
 
     # The model
 
@@ -157,31 +155,19 @@ class Conversation:
     @property
     def dialect(self) -> str:
         """The model's own, unless the newest messages are in another one that it accepts."""
-        if self._spoken_at != self.record.live.state.next:
-            self._spoken_at = self.record.live.state.next
-            lines = [line for item in self.record.live.items[-DIALECT_ITEMS:] for line in item.lines]
-            found = (codec.dialect_of(self.record.entry(line.at)) for line in reversed(lines))
+        live = self.record.live
+        known_at, newest = self._newest_dialect
+        if known_at != live.state.next:
+            newest = None
+            lines = [line for item in live.items[-DIALECT_ITEMS:] for line in item.lines]
             with suppress(NotFoundError):  # erased just now by another process
-                self._spoken = next(filter(None, found), self._spoken)
-        newest = self._spoken
+                for line in reversed(lines):
+                    newest = newest or codec.dialect_of(self.record.entry(line.at))
+            self._newest_dialect = (live.state.next, newest)
         if self.model is None or newest == "ai-sdk":
             return newest if newest in TARGETS else "openai-chat"
         own = self.meter.dialect
         return newest if newest == "openai-responses" and own == "openai-chat" else own
-
-    def note_dialect(self, drafts: Sequence[Draft]) -> None:
-        """Remembers the dialect of messages that were appended just now."""
-        for draft in drafts:
-            self._spoken = draft.dialect or self._spoken
-        self._spoken_at = self.record.live.state.next
-
-    def note_request(self, extras: RequestExtras, counted: int, prefix: str | None) -> None:
-        """Remembers the newest request, and when its tools and system text were sent."""
-        self.sent_until = self.record.live.state.next
-        self.last = LastRequest(self.record.view, counted, self.model, prefix, self.sent_until)
-        self.requested[extras.text] = time.time()
-        if len(self.requested) > MAX_TOOL_SETS:
-            del self.requested[min(self.requested, key=self.requested.__getitem__)]
 
     # How many tokens a request has
 
@@ -193,12 +179,10 @@ class Conversation:
             text = extras_json(asked.tools, asked.request)
         elif reuse and known is not None:
             text = known.text
-        dialect = asked.dialect or self.dialect
-        if reuse and known is not None:
-            dialect = known.render.dialect
+        dialect = known.render.dialect if reuse and known is not None else asked.dialect or self.dialect
         is_known = known is not None and known.text == text and known.render.dialect == dialect
         if known is None or not is_known or known.meter is not self.meter:
-            self._extras = known = self.new_extras(text, dialect)
+            self._extras = known = self._new_extras(text, dialect)
         return known
 
     @property
@@ -206,7 +190,7 @@ class Conversation:
         """Of the newest request."""
         return self.extras_of(FitRequest(), reuse=True)
 
-    def new_extras(self, text: bytes, dialect: str) -> RequestExtras:
+    def _new_extras(self, text: bytes, dialect: str) -> RequestExtras:
         """
         Raises:
             SettingError: no request can be rendered in the dialect, or the extras are not valid.
@@ -217,35 +201,53 @@ class Conversation:
         request = codec.loads(text)
         counted = meter.extras(request)
         system = request.get("system", request.get("instructions"))
-        flags = meter.limits.flags
+        render = self.render_request(dialect, request, replaces_system=system is not None)
+        renderer = self.renderer(render)
+        budget = self._budget(output_of(request))
+        return RequestExtras(text, meter, render, renderer, budget, counted, system, request.get("tools"))
+
+    def render_request(
+        self, dialect: str, request: Mapping[str, Any], *, replaces_system: bool = False
+    ) -> RenderRequest:
+        """How the messages of a request with these other fields are rendered."""
+        flags = self.meter.limits.flags
         facts = msgspec.structs.replace(
             facts_of(request),
             no_prefill="no-prefill" in flags,
-            system_inside="system-inside" in flags or not meter.is_known,
+            system_inside="system-inside" in flags or not self.meter.is_known,
         )
-        render = RenderRequest(
+        return RenderRequest(
             dialect,
             facts,
             binds_thinking="binds-thinking" in flags and DIALECTS[dialect].signs_thinking,
             repair=self.settings.repairs,
-            replaces_system=system is not None,
+            replaces_system=replaces_system,
             sends_own_fields=self.sends_own_fields,
         )
-        budget = self.config.budget(self.settings, meter.limits, output_of(request))
-        budget = msgspec.structs.replace(budget, margin=meter.counter.margin)
-        return RequestExtras(text, meter, render, budget, counted, system, request.get("tools"))
 
-    def budget(self, extras: RequestExtras, unsent: int = 0) -> Budget:
-        """The budget of a request; `unsent` is what is counted for messages and not sent."""
+    def renderer(self, request: RenderRequest) -> Renderer:
+        if request not in self._renderers:
+            if len(self._renderers) > MAX_RENDERERS:
+                self._renderers.pop(next(iter(self._renderers)))
+            self._renderers[request] = Renderer(self.record, request, self.meter.counter)
+        return self._renderers[request]
+
+    def _budget(self, output: int | None = None) -> Budget:
+        budget = self.config.budget(self.settings, self.meter.limits, output)
+        return msgspec.structs.replace(budget, margin=self.meter.counter.margin)
+
+    def budget(self, extras: RequestExtras | None = None, unsent: int = 0) -> Budget:
+        """The budget of a request, or of messages alone; `unsent` is counted for messages and not sent."""
         ratio, constant = self.meter.scale(self.record.live.state.measured)
-        overhead = extras.counted - unsent
+        base = self._budget() if extras is None else extras.budget
+        counted = 0 if extras is None else extras.counted
         return msgspec.structs.replace(
-            extras.budget, overhead=overhead, unsent=unsent, ratio=ratio, constant=constant
+            base, overhead=counted - unsent, unsent=unsent, ratio=ratio, constant=constant
         )
 
     def measure(self, extras: RequestExtras) -> tuple[Budget, int]:
         """The budget, and the tokens of the next request as it stands: messages, system text and tools."""
-        budget = self.budget(extras, self.renderer(extras.render).unsent())
+        budget = self.budget(extras, extras.renderer.unsent())
         return budget, self.tokens(budget)
 
     def tokens(self, budget: Budget, added: int = 0) -> int:
@@ -260,12 +262,13 @@ class Conversation:
         counted = sum(line.tokens for line in must_stay(self.record.live.freeze()))
         return self.meter.estimate(counted + budget.overhead + budget.unsent, None)
 
-    def renderer(self, request: RenderRequest) -> Renderer:
-        if request not in self._renderers:
-            if len(self._renderers) > MAX_RENDERERS:
-                self._renderers.pop(next(iter(self._renderers)))
-            self._renderers[request] = Renderer(self.record, request, self.meter.counter)
-        return self._renderers[request]
+    def note_request(self, extras: RequestExtras, counted: int, prefix: str | None) -> None:
+        """Remembers the newest request, and when its tools and system text were sent."""
+        self.sent_until = self.record.live.state.next
+        self.last = LastRequest(self.record.view, counted, self.model, prefix, self.sent_until)
+        self.requested[extras.text] = time.time()
+        if len(self.requested) > MAX_TOOL_SETS:
+            del self.requested[min(self.requested, key=self.requested.__getitem__)]
 
     # What callbacks are told of compactions
 
@@ -276,9 +279,7 @@ class Conversation:
 
     def tell(
         self,
-        kind: Literal[
-            "compaction:start", "compaction:complete", "compaction:failed", "prune:complete", "overflow"
-        ],
+        kind: CompactionKind,
         reason: str,
         before: int,
         after: int,

@@ -15,7 +15,7 @@ from refold.core.plan import must_stay
 from refold.dialects.registry import DIALECTS
 from refold.policies.expire import EndLeases
 from refold.session.ahead import prepare_soon
-from refold.session.conversation import NO_EXTRAS, Conversation, FitRequest, RequestExtras
+from refold.session.conversation import Conversation, FitRequest, RequestExtras
 from refold.session.explain import large_part
 from refold.session.reduce import ReduceRequest, compact_view, reduce_new_results, reduce_view
 from refold.session.render import Rendered
@@ -80,15 +80,15 @@ def fit(chat: Conversation, request: FitRequest, *, yields: bool = False) -> Fit
         reduced = msgspec.structs.replace(reduced, edits=edits, fired=reduced.fired or (WINDOW,))
         rendered, prefix = _render(chat, extras)
         final = chat.tokens(budget, rendered.repair_tokens)
-    chat.repair_tokens = rendered.repair_tokens
     if final > budget.room:
         if not is_off:
             raise _over_budget_error(chat, final, budget, extras, chat.record.live.freeze().lines)
         chat.tell("overflow", "compaction is off", final, final)
-    chat.end_compaction((), set(), final)  # another writer compacted the view first
+    if chat.started is not None:  # another writer compacted the view first
+        chat.end_compaction((), set(), final)
     report = _report(chat, reduced, rendered, extras, before, final)
-    if not is_off:
-        prepare_soon(chat, budget, final, override)
+    if chat.summaries is not None and not is_off:
+        prepare_soon(chat, chat.summaries, budget, final, override)
     chat.note_request(extras, chat.record.live.tokens + budget.overhead + rendered.repair_tokens, prefix)
     dialect = DIALECTS[extras.render.dialect]
     fields: dict[str, Any] = {"model": chat.model} if chat.model else {}
@@ -119,15 +119,17 @@ def _reduce(
         trigger = check_triggers(chat, budget, tokens)
     fired = trigger.fired
     notice = ""
-    if fired:
+    if trigger:
         compacted, notice = _compact(chat, budget, override, trigger)
+        edits += compacted
+    elif fired:
+        notice = f"{', '.join(fired)} fired, but nothing was compacted: {trigger.obstacle}"
     else:
-        compacted = _economize(chat, extras, budget, tokens, override)
-        if compacted:
-            fired = ("economy",)
+        saving = _economize(chat, extras, budget, tokens, override)
+        edits += saving
+        fired = ("economy",) if saving else ()
     if not notice and (trigger.fired or tokens <= budget.target):
         chat.noticed.discard(ABOVE_TARGET)
-    edits += compacted
     edits += _end_leases(chat, budget, override)
     return Reduced(budget, edits, fired, notice)
 
@@ -137,28 +139,24 @@ def _compact(
 ) -> tuple[list[Replaced], str]:
     """Compacts because a trigger fired; the text says why the target cannot be reached, if it cannot."""
     fired = ", ".join(trigger.fired)
-    if not trigger:
-        return [], f"{fired} fired, but nothing was compacted: {trigger.obstacle}" if fired else ""
-    overhead = trigger.budget.overhead + chat.repair_tokens
-    compacting = msgspec.structs.replace(trigger.budget, overhead=overhead)
     round = chat.record.live.state.round
     chat.begin_compaction(fired, chat.tokens(budget))
     shown = chat.shown
-    terms = forced_terms(chat, budget)
-    edits = compact_view(chat, ReduceRequest(compacting, override, terms=terms, only_after=round))
+    request = ReduceRequest(trigger.budget, override, terms=forced_terms(chat, budget), only_after=round)
+    edits = compact_view(chat, request)
     after = chat.tokens(budget)
     if not edits and chat.record.live.state.round != round:  # another writer compacted the view first
-        return _compact(chat, budget, override, check_triggers(chat, budget, after))
+        again = check_triggers(chat, budget, after)
+        return _compact(chat, budget, override, again) if again else ([], "")
     chat.end_compaction(edits, shown, after)
     chat.messages_at_compaction = chat.record.live.state.index
-    if not edits:
-        obstacle = target_obstacle(chat, trigger)
-        return [], f"{fired} fired, but nothing was compacted: {obstacle}"
-    if compacting.keeps_recent or after <= budget.enough:
+    if edits and (trigger.budget.keeps_recent or after <= budget.enough):
         return edits, ""
     obstacle = target_obstacle(chat, trigger)
+    if not edits:
+        return [], f"{fired} fired, but nothing was compacted: {obstacle}"
     notice = f"Compacted to {after:,} tokens (target {budget.target:,}): {obstacle}."
-    next_at = max(compacting.due, compacting.trigger)
+    next_at = max(trigger.budget.due, trigger.budget.trigger)
     return edits, f"{notice} Next compaction at {next_at:,}." if next_at > after else notice
 
 
@@ -166,7 +164,7 @@ def _economize(
     chat: Conversation, extras: RequestExtras, budget: Budget, tokens: int, override: Override
 ) -> list[Replaced]:
     """Hides what costs more to send than to rewrite."""
-    due = proposal(chat, extras, budget, tokens)
+    due = proposal(chat, extras, budget, tokens) if chat.economy else None
     if due is None:
         return []
     from refold.config import ladder
@@ -200,7 +198,7 @@ def prune_at_close(chat: Conversation) -> None:
     """Prunes at the end of a run, when no cache is lost."""
     if chat.prune is None or chat.is_off or chat.override.off:
         return
-    budget = chat.budget(chat.new_extras(NO_EXTRAS, chat.dialect))
+    budget = chat.budget()
     before = chat.record.live.tokens
     if before < max(chat.prune.limits(budget)):
         return
@@ -215,7 +213,7 @@ def prune_at_close(chat: Conversation) -> None:
 
 def _render(chat: Conversation, extras: RequestExtras) -> tuple[Rendered, str | None]:
     """The request, and a digest of its system text and tools if signed thinking is bound to them."""
-    rendered = chat.renderer(extras.render).render()
+    rendered = extras.renderer.render()
     if not extras.render.binds_thinking:
         return rendered, None
     system = rendered.system if extras.system is None else extras.system

@@ -50,15 +50,22 @@ class _MessageFields(msgspec.Struct, frozen=True):
 
 
 class _Unit(NamedTuple):
-    """What becomes one message: a refold message, or the JSON of one in some dialect."""
+    """What becomes one message: a refold message, or JSON in some dialect."""
 
-    n: int
-    """Index of the value that it came in."""
     where: str
-    value: Any
-    raw: bytes | None = None
+    values: list[Any]
+    """One, or the items of one answer."""
+    raws: list[bytes | None]
+    """How they were written, where that is known."""
     dialect: str | None = None
     reply: ParsedReply | None = None
+
+    def has_answer_items(self) -> bool:
+        """True for items of an answer, which are one message however many they are."""
+        if self.dialect is None or not DIALECTS[self.dialect].has_items:
+            return False
+        role = openai_responses.role_of(self.values[0], self.where) if self.reply is None else "assistant"
+        return role == "assistant"
 
 
 class ParsedMessages(NamedTuple):
@@ -96,10 +103,12 @@ class Intake(NamedTuple):
             MessageError: one of them cannot be stored.
             SettingError: the expiry has a field that is not known, or a value that is not allowed.
         """
-        if fields.get("expiry") is not None:
-            fields["expiry"] = expiry_of(fields["expiry"])
-        given = checked(fields, _MessageFields, where(0)) if fields else _MessageFields()
-        _require_id(given.id, where(0))
+        given = _MessageFields()
+        if fields:
+            if fields.get("expiry") is not None:
+                fields["expiry"] = expiry_of(fields["expiry"])
+            given = checked(fields, _MessageFields, where(0))
+            _require_id(given.id, where(0))
         json = list[Any]()
         for n, value in enumerate(values):
             if is_stream(value) or is_async_stream(value):
@@ -108,22 +117,36 @@ class Intake(NamedTuple):
                 json.append([plain(chunk, f"{where(n)}[{m}]") for m, chunk in enumerate(value)])
             else:
                 json.append(plain(value, where(n)))
-        stream = _joined(json, where(0).removesuffix("[0]")) if json else None
+        stream = _joined(json, where(0).removesuffix("[0]"))
         if stream is not None and where(0) == where(1):  # a single chunk, not in a list
             raise MessageError(where(0), "is a chunk of a stream; append the stream, or all that came of it")
-        units = list(self._units(json, where, raws) if stream is None else _units_of(stream, 0, where(0)))
-        drafts: list[Draft] = []
-        first: dict[int, int] = {}
-        for group in _groups(units):
-            for unit in group:
-                first.setdefault(unit.n, len(drafts))
-            drafts += self._drafts(group, given)
-        count = len(json) if stream is None else 1
-        return ParsedMessages(drafts, [first.get(n, 0) for n in range(count)], stream is not None)
+        found = [_units_of(stream, where(0))] if stream is not None else self._units(json, where, raws)
+        units = list[_Unit]()
+        unit_of = list[int]()  # for each value, the unit that it begins or belongs to
+        before: _Unit | None = None
+        for new in found:
+            place = len(units)
+            for unit in new:
+                is_item = unit.has_answer_items()
+                if is_item and before is not None and before.reply is unit.reply:
+                    place = min(place, len(units) - 1)
+                    before.values.extend(unit.values)
+                    before.raws.extend(unit.raws)
+                    continue
+                units.append(unit)
+                before = unit if is_item else None
+            unit_of.append(place)
+        drafts = list[Draft]()
+        first = list[int]()
+        for unit in units:
+            first.append(len(drafts))
+            drafts += self._drafts(unit, given)
+        return ParsedMessages(drafts, [first[n] for n in unit_of], stream is not None)
 
     def _units(
         self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
-    ) -> Iterable[_Unit]:
+    ) -> Iterable[list[_Unit]]:
+        """The units of each value; several for a reply."""
         dialects = [self.dialect or recognize(value) for value in values]
         default = next((dialect for dialect in dialects if dialect in TARGETS), self.default)
         has_rows = "flat" in dialects
@@ -136,32 +159,30 @@ class Intake(NamedTuple):
             elif _may_be_reply(value):
                 reply = replies.take(value, where(n))
             if isinstance(value, Message):
-                yield _Unit(n, where(n), value)
+                yield [_Unit(where(n), [value], [None])]
             elif reply is not None:
-                yield from _units_of(reply, n, where(n))
+                yield _units_of(reply, where(n))
             else:
                 is_row = has_rows and isinstance(value.get("content"), str)
                 dialect = dialects[n] or ("flat" if is_row else readable_as(value, default))
                 if dialect != "flat":
                     _require_content(value, where(n))
-                yield _Unit(n, where(n), value, raws[n] if raws else None, dialect)
+                yield [_Unit(where(n), [value], [raws[n] if raws else None], dialect)]
 
-    def _drafts(self, group: Sequence[_Unit], given: _MessageFields) -> list[Draft]:
-        unit = group[0]
+    def _drafts(self, unit: _Unit, given: _MessageFields) -> list[Draft]:
         rest: dict[str, Any] = {name: getattr(given, name) for name in ("tags", "kind", "expiry", "tools")}
         if unit.dialect is None:
-            return self._drafts_of(unit, given.id, rest)
+            return self._drafts_of_message(unit, given.id, rest)
         dialect = DIALECTS[unit.dialect]
         own = dict[str, Any]()  # of several items that are one message, the fields of the first
-        if isinstance(unit.value, dict):
-            for name in dialect.own_fields(unit.value):
-                if unit.value.get(name) is not None:
-                    own[name] = unit.value[name]
+        for name in dialect.own_fields(unit.values[0]):
+            if unit.values[0].get(name) is not None:
+                own[name] = unit.values[0][name]
         reads_own = self.reads_own and unit.reply is None  # a provider's fields are not for refold
-        if reads_own:
+        if reads_own and own:
             rest |= _read_own(own, given, unit.where)
         drafts: list[Draft] = []
-        for value, raw, piece in _pieces(group, dialect.results):
+        for value, raw, piece in _pieces(unit, dialect.results):
             message = dialect.parse(value, unit.where)
             if unit.dialect == "flat":
                 _require_sendable(message, unit.where)
@@ -188,9 +209,9 @@ class Intake(NamedTuple):
             drafts.append(draft)
         return drafts
 
-    def _drafts_of(self, unit: _Unit, id: str | None, rest: dict[str, Any]) -> list[Draft]:
+    def _drafts_of_message(self, unit: _Unit, id: str | None, rest: dict[str, Any]) -> list[Draft]:
         """The drafts of a refold message, one for each tool result in it."""
-        message = checked(unit.value, Message, unit.where)
+        message = checked(unit.values[0], Message, unit.where)
         if message.role == "tool" and not (message.parts and len(message.results) == len(message.parts)):
             raise MessageError(f"{unit.where}.parts", "a tool message has tool results and nothing else")
         _require_sendable(message, unit.where)
@@ -259,18 +280,17 @@ def _require_content(value: dict[str, Any], where: str) -> None:
     Raises:
         MessageError: it is a user's or a system message without content.
     """
-    is_message = kind_of(value) in (None, "message")  # other items of Responses have a role too
     needs_content = value.get("role") in ("user", "system", "developer")
-    if is_message and needs_content and value.get("content") is None:
+    if needs_content and value.get("content") is None and kind_of(value) in (None, "message"):
         raise MessageError(f"{where}.content", "is missing: expected a text or a list of parts")
 
 
-def _units_of(reply: ParsedReply, n: int, where: str) -> Iterable[_Unit]:
+def _units_of(reply: ParsedReply, where: str) -> list[_Unit]:
+    if not reply.messages:  # it failed; its usage is recorded
+        return [_Unit(where, [Message("assistant", **_facts_of(reply))], [None])]
     for message in reply.messages:
         to_json(message, where)  # joined chunks may not be valid JSON
-        yield _Unit(n, where, message, None, reply.dialect, reply)
-    if not reply.messages:  # it failed; its usage is recorded
-        yield _Unit(n, where, Message("assistant", **_facts_of(reply)))
+    return [_Unit(where, [message], [None], reply.dialect, reply) for message in reply.messages]
 
 
 def _facts_of(reply: ParsedReply) -> dict[str, Any]:
@@ -296,57 +316,25 @@ def _time_of(row: dict[str, Any]) -> float | None:
     return found / 1_000 if found > LATEST_S else float(found)
 
 
-def _groups(units: Sequence[_Unit]) -> list[list[_Unit]]:
-    """The items of one answer are one message, however many they are."""
-    groups: list[list[_Unit]] = []
-    before: _Unit | None = None
-    for unit in units:
-        is_item = False
-        if unit.dialect is not None and DIALECTS[unit.dialect].has_items and isinstance(unit.value, dict):
-            role = openai_responses.role_of(unit.value, unit.where) if unit.reply is None else "assistant"
-            is_item = role == "assistant"
-        if is_item and before is not None and before.reply is unit.reply:
-            groups[-1].append(unit)
-        else:
-            groups.append([unit])
-        before = unit if is_item else None
-    return groups
-
-
-def _pieces(
-    group: Sequence[_Unit], results: Callable[[Any], list[int]]
-) -> Iterable[tuple[Any, bytes, Piece | None]]:
+def _pieces(unit: _Unit, results: Callable[[Any], list[int]]) -> Iterable[tuple[Any, bytes, Piece | None]]:
     """A message, or each tool result in it and the rest: the JSON, decoded and as text."""
-    whole: Any = [unit.value for unit in group] if len(group) > 1 else group[0].value
-    texts = [unit.raw if unit.raw is not None else encoded(unit.value, unit.where) for unit in group]
-    if len(group) > 1:
-        yield whole, b"[" + b",".join(texts) + b"]", None
-        return
+    texts = list[bytes]()
+    for value, raw in zip(unit.values, unit.raws, strict=True):
+        texts.append(raw if raw is not None else encoded(value, unit.where))
+    if len(texts) > 1:
+        return [(unit.values, b"[" + b",".join(texts) + b"]", None)]
+    whole = unit.values[0]
     found = results(whole)
     count = len(whole["content"]) if found else 0
     if not found or count == 1:
-        yield whole, texts[0], None
-        return
+        return [(whole, texts[0], None)]
     rest = tuple(n for n in range(count) if n not in found)
     places = [*((n,) for n in found), *([rest] if rest else [])]
-    written = _parts(texts[0], places)
+    pieces = list[tuple[Any, bytes, Piece | None]]()
     for n, blocks in enumerate(places):
         value = {**whole, "content": [whole["content"][block] for block in blocks]}
-        yield value, written[n] if written else dumps(value), Piece(n, len(places), blocks)
-
-
-def _parts(text: bytes, places: Sequence[Sequence[int]]) -> list[bytes] | None:
-    """Messages with some of the blocks of one each, as it is written; None if it must be encoded again."""
-    try:
-        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        texts = msgspec.json.decode(fields["content"], type=list[msgspec.Raw])
-    except msgspec.DecodeError:  # a lone surrogate
-        return None
-    parts = list[bytes]()
-    for blocks in places:
-        fields["content"] = msgspec.Raw(b"[" + b",".join(bytes(texts[n]) for n in blocks) + b"]")
-        parts.append(msgspec.json.encode(fields))
-    return parts
+        pieces.append((value, dumps(value), Piece(n, len(places), blocks)))
+    return pieces
 
 
 def _require_sendable(message: Message, where: str) -> None:
@@ -428,21 +416,25 @@ def append_drafts(
         return toolbox.leased(number(new, record.live.state, chat.last, time.time()))
 
     measured = record.live.state.measured
-    recorded = [event for event in record.append(build) if isinstance(event, Said)]
-    chat.note_dialect(drafts)
-    for event in recorded:
+    places = list[int]()  # of messages without an id
+    for event in record.append(build):
+        if not isinstance(event, Said):
+            continue
+        if event.message.id is None:
+            places.append(event.at)
+        else:
+            known[event.message.id] = event.at
         usage = event.message.usage
         if usage is not None:
             if chat.last.counted and usage.input and usage.calls == 1:
                 chat.meter.learn(chat.last.counted, usage.input, measured)
             chat.last = LastRequest(record.view, model=chat.model)  # a request is measured once
-    places = known | {event.message.id: event.at for event in recorded if event.message.id is not None}
-    unnamed = iter([event.at for event in recorded if event.message.id is None])
+    unnamed = iter(places)
     found = list[int]()
     for draft in drafts:
         id = draft.message.id
         if id is None:
             found.append(next(unnamed))
         else:
-            found.append(places.get(id, places.get(id.partition(PART)[0], 0)))
+            found.append(known.get(id, known.get(id.partition(PART)[0], 0)))
     return found

@@ -26,6 +26,11 @@ TRACED = (
 """Fields of an event that are traced; never the text of a message."""
 
 
+CompactionKind: TypeAlias = Literal[
+    "compaction:start", "compaction:complete", "compaction:failed", "prune:complete", "overflow"
+]
+
+
 class MessageEvent(msgspec.Struct, frozen=True):
     """A message, or all that one edit covers, was added or changed in the view.
 
@@ -69,9 +74,7 @@ class CompactionEvent(msgspec.Struct, frozen=True):
     overflow             the request is larger than the window, and nothing more can be hidden
     """
 
-    kind: Literal[
-        "compaction:start", "compaction:complete", "compaction:failed", "prune:complete", "overflow"
-    ]
+    kind: CompactionKind
     conversation: str
     turn: int
     step: int

@@ -1,7 +1,7 @@
 """One-off helpers for a request that is not stored: count its tokens, check it, look up a model's limits."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -119,15 +119,11 @@ class RequestPart(NamedTuple):
 
 
 def count_parts(
-    given: FileConversation,
-    config: Config,
-    model: str,
-    dialect: str | None = None,
-    advance: Callable[[int], None] = lambda n: None,
+    given: FileConversation, config: Config, model: str, dialect: str | None = None
 ) -> list[RequestPart]:
     """System text, tools and each message, in the model's tokens; they add up to the request.
 
-    The overhead of a request is counted with its first part that is not empty.
+    The overhead of a request, and of a message that has several items, is shared among the parts.
 
     Raises:
         MessageError: a message, the system text or the tools cannot be read.
@@ -135,52 +131,28 @@ def count_parts(
     if dialect is not None:
         find_dialect(dialect)
     meter = Meter(None, config, model, config.agent(None).counter)
-    intake = Intake(meter.counter, given.dialect or meter.dialect, dialect)
     try:
-        parts = list(_counted(given, meter, intake, advance))
+        parts = [
+            RequestPart("system", meter.separate(given.fields | given.system)),
+            RequestPart("tools", meter.counter.tools(given.tools or [], given.fields.get("tool_choice"))),
+        ]
     except SettingError as error:  # of the request
         raise MessageError(given.inside(error.where), error.problem) from error
-    sums = accumulate(part.tokens for part in parts)
-    ends = [0, *(meter.estimate(so_far, None) if so_far else 0 for so_far in sums)]
+    intake = Intake(meter.counter, given.dialect or meter.dialect, dialect)
+    whole = sum(part.tokens for part in parts)
+    whole += sum(draft.tokens for draft in intake.take(given.messages, given.place).drafts)
+    for n, message in enumerate(given.messages):
+        drafts = intake.take([message], lambda _: given.place(n)).drafts  # noqa: B023
+        written = message.get("role") if isinstance(message, Mapping) else None
+        role = written if isinstance(written, str) and written else drafts[0].message.role
+        parsed = tuple(draft.message for draft in drafts)
+        parts.append(RequestPart(role, sum(draft.tokens for draft in drafts), parsed))
+    total = meter.estimate(whole, None) if whole else 0
+    sums = list(accumulate(part.tokens for part in parts))
+    ends = [0, *(total * so_far // max(1, sums[-1]) for so_far in sums)]
     return [
         part._replace(tokens=end - begin) for part, (begin, end) in zip(parts, pairwise(ends), strict=True)
     ]
-
-
-def _counted(
-    given: FileConversation, meter: Meter, intake: Intake, advance: Callable[[int], None]
-) -> Iterator[RequestPart]:
-    """Tokens as they are counted, before the model's ratio is applied."""
-    yield RequestPart("system", meter.separate(given.fields | given.system))
-    choice = given.fields.get("tool_choice")
-    yield RequestPart("tools", meter.counter.tools(given.tools or [], choice))
-    answer: list[tuple[Any, RequestPart]] = []
-    for n, message in enumerate(given.messages):
-        drafts = intake.take([message], lambda _: given.place(n)).drafts  # noqa: B023
-        parsed = tuple(draft.message for draft in drafts)
-        written = message.get("role") if isinstance(message, Mapping) else None
-        role = written if isinstance(written, str) and written else parsed[0].role
-        part = RequestPart(role, sum(draft.tokens for draft in drafts), parsed)
-        advance(1)
-        if parsed[0].role == "assistant" and drafts[0].dialect == RESPONSES:
-            answer.append((message, part))
-            continue
-        yield from _shared(answer, intake)
-        answer.clear()
-        yield part
-    yield from _shared(answer, intake)
-
-
-def _shared(answer: Sequence[tuple[Any, RequestPart]], intake: Intake) -> Iterator[RequestPart]:
-    """The items of one Responses answer, which is one message and counted as one."""
-    if len(answer) < 2:
-        yield from (part for _, part in answer)
-        return
-    whole = sum(draft.tokens for draft in intake.take([item for item, _ in answer]).drafts)
-    sums = list(accumulate(part.tokens for _, part in answer))
-    ends = [0, *(whole * so_far // sums[-1] for so_far in sums)]
-    for (_, part), (begin, end) in zip(answer, pairwise(ends), strict=True):
-        yield part._replace(tokens=end - begin)
 
 
 class Checked(NamedTuple):

@@ -11,11 +11,11 @@ from refold.config.config import DEFAULT
 from refold.core.budget import Budget
 from refold.core.cache_cost import CacheTerms
 from refold.core.errors import ConflictError
-from refold.core.event import Event, Line, Replaced, Worth
+from refold.core.event import Line, Replaced, Worth
 from refold.core.expiry import lease_steps
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest, Edit, Policy, Stamp, applied, is_reducible, settle
-from refold.core.view import View
+from refold.core.view import Item, View
 from refold.session.conversation import Conversation
 from refold.session.validate import Override
 from refold.stores.store import Lease
@@ -43,10 +43,7 @@ class ReduceRequest(msgspec.Struct, frozen=True):
     lease: Lease | None = None
     """Nothing is appended if another process has taken it over."""
     only_after: int | None = None
-    """Nothing is done if the newest round is another one: the caller measures again."""
-
-    def is_outdated(self, chat: Conversation) -> bool:
-        return self.only_after not in (None, chat.record.live.state.round)
+    """Nothing is planned if the newest round is another one: the caller measures again."""
 
 
 def reduce_view(chat: Conversation, policy: Policy, request: ReduceRequest) -> list[Replaced]:
@@ -56,8 +53,9 @@ def reduce_view(chat: Conversation, policy: Policy, request: ReduceRequest) -> l
         ConflictError: another process has taken over the lease.
     """
 
-    def build() -> Sequence[Event]:
-        return [] if request.is_outdated(chat) else planned_edits(chat, policy, request)
+    def build() -> Sequence[Replaced]:
+        is_outdated = request.only_after not in (None, chat.record.live.state.round)
+        return [] if is_outdated else planned_edits(chat, policy, request)
 
     return [event for event in chat.record.append(build, request.lease) if isinstance(event, Replaced)]
 
@@ -147,7 +145,7 @@ def compact_view(chat: Conversation, request: ReduceRequest) -> list[Replaced]:
         edits = list[Replaced]()
         with suppress(ConflictError):  # another process has newer ones
             edits = reduce_view(chat, policy, msgspec.structs.replace(request, lease=ready.lease))
-        if not edits and request.is_outdated(chat):
+        if not edits and request.only_after not in (None, chat.record.live.state.round):
             return []
         summaries.end_round(ready)
         if edits:
@@ -170,28 +168,29 @@ def reduce_new_results(chat: Conversation, budget: Budget, override: Override) -
     """Reduces results that expire in this step or are too large. Needs no trigger."""
     live = chat.record.live
     cap = chat.cap
-    rules = [*chat.expiries.values(), *override.rules]
-    step = live.state.step + 1
+    of_override = override.rules
+    rules = [*chat.expiries.values(), *of_override]
     by_relevance = any(rule.strategy == "relevance" for rule in rules)  # due at any later step, or never
-    depends_on = (live, override, step if by_relevance else None)
+    depends_on = (live, override, live.state.step if by_relevance else None)
     if chat.unchanged[0] != depends_on:
         chat.unchanged = (depends_on, set())
     unchanged = chat.unchanged[1]
     most = cap.most(budget) if cap else budget.window
-    is_overridden = any(rule.after_steps is not None for rule in override.rules)
+    is_overridden = any(rule.after_steps is not None for rule in of_override)
     may_expire = bool(chat.expiries) or is_overridden
-    fixed = {*live.kept, live.state.latest}
-    lines = list[Line]()  # empty in nearly all steps
+    items = list[Item]()  # empty in nearly all steps
     for item in live.items:
         line = item.lines[0] if item.lines else None
         if line is None or not (may_expire or line.tokens > most or line.expiry is not None):
             continue
-        if line.at in unchanged or item.span.start in fixed or not is_reducible(item):
+        if line.at in unchanged or not is_reducible(item):
             continue
         if is_overridden or lease_steps(line) is None:
-            lines.append(line)
-    if not lines:
+            items.append(item)
+    if not items:
         return []
+    fixed = {*live.kept, live.state.latest}
+    lines = [item.lines[0] for item in items if item.span.start not in fixed]
     request = ReduceRequest(budget, override, is_compaction=False)
     edits = _expire(chat, lines, request)
     if cap is not None:

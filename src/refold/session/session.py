@@ -28,7 +28,7 @@ from refold.dialects.registry import TARGETS, find_dialect
 from refold.models.limits import ModelLimits, find
 from refold.session import compaction, edits, expand, fit, triggers
 from refold.session.ahead import pending_summaries, summary_writer
-from refold.session.conversation import NO_EXTRAS, Conversation, FitRequest
+from refold.session.conversation import Conversation, FitRequest
 from refold.session.embedding import Similarity, embedder_of
 from refold.session.export import export_lines
 from refold.session.inspect import Inspector, parse
@@ -51,7 +51,6 @@ from refold.session.savings import EditSavings
 from refold.session.streams import (
     ASYNC,
     StreamRecording,
-    UnfinishedStream,
     chunks_of,
     is_async_stream,
     is_stream,
@@ -159,7 +158,7 @@ class Session:
         self._inspector = Inspector(self.record)
         self._recordings = WeakSet[StreamRecording]()
         """Of streams that are being read."""
-        self._unfinished = deque[UnfinishedStream]()
+        self._unfinished = deque[StreamRecording]()
         self._recall = self._begin()
         self._has_appended = False
         self._owns_store = owns_store
@@ -863,7 +862,7 @@ class Session:
     def _exported(self, format: str, view: bool) -> Iterator[str]:
         with self.locked():
             record = self.record if view else Record(self.store, self.key, UNEDITED, parse)
-            render = self.chat.new_extras(NO_EXTRAS, format).render
+            render = self.chat.render_request(format, {})
             facts = msgspec.structs.replace(render.facts, no_prefill=False)  # it may end with an answer
             render = msgspec.structs.replace(render, facts=facts)
             rendered = Renderer(record, render, self.chat.meter.counter).render()
@@ -884,7 +883,7 @@ class Session:
         """
         if not self._is_closed:
             for recording in self._recordings:
-                recording.abandon("the session was closed before it was read to its end")
+                recording.abandon()
             self._settle_streams()
         if self.chat.summaries is not None:
             self.chat.summaries.close()

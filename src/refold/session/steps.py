@@ -8,9 +8,6 @@ from refold.core.event import Line, Measured, Replaced
 from refold.core.live import Live
 from refold.stores.record import Record
 
-MAX_STEPS = 2_000
-"""Longer conversations are shown at a lower resolution: neighboring steps are merged."""
-
 
 class StepTokens(msgspec.Struct):
     """Tokens that the model saw."""
@@ -47,10 +44,9 @@ class StepHistory:
         self._tokens = StepTokens()
         self._edition = 0
         self._edits = 0
-        self._count = 0
-        self._merge_every = 1
 
     def steps(self, limit: int) -> list[StepRow]:
+        """All steps, or so many: then neighboring ones are merged."""
         steps = self._steps
         while len(steps) > limit:
             steps = _halved(steps)
@@ -84,14 +80,8 @@ class StepHistory:
     def _begin_step(self, answer: Line) -> None:
         live = self._live
         self.saved_tokens += max(0, live.state.total - live.tokens)
-        if self._count % self._merge_every:  # merged with the previous one, so that steps are evenly spaced
-            self._edits += self._steps.pop().edits
         self._steps.append(StepRow(answer.step, answer.at, replace(self._tokens), live.tokens, self._edits))
         self._edits = 0
-        self._count += 1
-        if len(self._steps) > 2 * MAX_STEPS:
-            self._steps = _halved(self._steps)
-            self._merge_every *= 2
 
     def _add(self, line: Line) -> None:
         kind = "summary" if line.summary else line.role

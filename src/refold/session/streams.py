@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sized
-from typing import Any, NamedTuple
+from typing import Any
 
 from refold.core.errors import MessageError
 from refold.core.message import Message
@@ -48,44 +48,38 @@ def require_stream(stream: object) -> None:
         raise MessageError("stream", f"expected a stream or its chunks, got {type(stream).__name__}")
 
 
-class UnfinishedStream(NamedTuple):
-    """A recorded stream that was not read to its end."""
+class StreamRecording:
+    """The chunks of a stream that is being recorded.
 
-    chunks: list[Any]
-    keep_partial: bool
-    problem: str
+    If the stream is abandoned, the interpreter collects the recording at any moment and in any thread. No
+    lock may be taken there, so the recording only adds itself to the unfinished ones.
+    """
+
+    def __init__(self, keep_partial: bool, unfinished: "deque[StreamRecording]") -> None:
+        self.chunks: list[Any] = []
+        self.keep_partial = keep_partial
+        self.is_over = False
+        self._unfinished = unfinished
+        self._problem = ""
 
     @property
     def notice(self) -> str:
         is_lost = self.chunks and not self.keep_partial
         hint = "; record_stream(…, keep_partial=True) stores what came" if is_lost else ""
-        return f"A streamed reply was not stored: {self.problem}{hint}"
-
-
-class StreamRecording:
-    """The chunks of a stream that is being recorded.
-
-    If the stream is abandoned, the interpreter collects the recording at any moment and in any thread. No
-    lock may be taken there, so its chunks are only added to the unfinished streams.
-    """
-
-    def __init__(self, keep_partial: bool, unfinished: deque[UnfinishedStream]) -> None:
-        self.chunks: list[Any] = []
-        self.keep_partial = keep_partial
-        self.is_over = False
-        self._unfinished = unfinished
+        return f"A streamed reply was not stored: {self._problem}{hint}"
 
     def fail(self, problem: str) -> None:
         self.is_over = True
-        self._unfinished.append(UnfinishedStream(self.chunks, self.keep_partial, problem))
+        self._problem = problem
+        self._unfinished.append(self)
 
     def break_off(self, error: BaseException) -> None:
         self.fail(f"it broke off with {type(error).__name__}: {error}")
 
-    def abandon(self, problem: str) -> None:
+    def abandon(self) -> None:
         """Nobody reads on; a stream that was never begun has no chunks and leaves nothing."""
         if self.chunks and not self.is_over:
-            self.fail(problem)
+            self.fail("it was not read to its end")
 
     def __del__(self) -> None:
-        self.abandon("it was not read to its end")
+        self.abandon()

@@ -35,7 +35,7 @@ class Trigger(msgspec.Struct, frozen=True):
 
 def check_triggers(chat: Conversation, budget: Budget, tokens: int) -> Trigger:
     """Which triggers a request of so many tokens sets off, and whether they act."""
-    fired = budget.fired(tokens, *_since_compaction(chat, budget))
+    fired = budget.fired(tokens, *_counts_for(chat, budget))
     if not fired:
         return Trigger((), budget)
     live = chat.record.live
@@ -58,15 +58,15 @@ def check_triggers(chat: Conversation, budget: Budget, tokens: int) -> Trigger:
 
 def nearing(chat: Conversation, budget: Budget, tokens: int) -> Budget | None:
     """The budget of the next compaction, if it is near."""
-    near = budget.nearing(tokens, *_since_compaction(chat, budget))
+    near = budget.nearing(tokens, *_counts_for(chat, budget))
     if not near:
         return None
     coming = budget.compacting(near, chat.least(budget))
     return coming.ahead(tokens) if tokens >= SOON * coming.due else None
 
 
-def _since_compaction(chat: Conversation, budget: Budget) -> tuple[int, int]:
-    """Turns and messages in the view since the last compaction; zeros if no trigger counts them."""
+def _counts_for(chat: Conversation, budget: Budget) -> tuple[int, int]:
+    """Turns and messages since the last compaction; zeros if no trigger counts them."""
     if budget.turn_threshold is None and budget.message_threshold is None:
         return 0, 0
     return counts_since_compaction(chat)
@@ -93,7 +93,7 @@ def counts_since_compaction(chat: Conversation) -> tuple[int, int]:
 def target_obstacle(chat: Conversation, trigger: Trigger) -> str:
     """What keeps a compaction from making the view smaller."""
     if trigger.budget.keeps_recent:
-        recent = chat.compact.keep_recent
+        recent = chat.settings.compaction.keep_recent
         return f"nothing that can be hidden is older than the newest {recent} messages"
     view = chat.record.live.freeze()
     must = {line.at for line in must_stay(view)}
@@ -149,7 +149,7 @@ def proposal(
 ) -> tuple[Budget, CacheTerms] | None:
     """The target for a view of so many tokens and the terms of the edit; None if it cannot pay."""
     settings = chat.economy
-    prices = chat.meter.limits.cached
+    prices = chat.meter.limits.cached if settings else None
     live = chat.record.live
     state = live.state
     if settings is None or prices is None or not state.step:

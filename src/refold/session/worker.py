@@ -103,7 +103,7 @@ def _prepare_summaries(session: Session, job: CompactionJob) -> str:
     with session.chat.lock:
         if summaries.ready(session.record.live.freeze()) is not None:
             return "it was written already"
-        writing = start_summaries(session.chat, job.budget)
+        writing = start_summaries(session.chat, summaries, job.budget)
     writing.wait()
     with session.chat.lock:
         session.record.catch_up()
