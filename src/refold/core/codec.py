@@ -130,17 +130,16 @@ def json_problem(value: Any, depth: int = 0) -> str | None:
         for key in value:
             if not isinstance(key, str):
                 return "a key that is not a string"
-            if _has_lone_surrogate(key):
+            if not key.isascii() and _has_lone_surrogate(key):
                 return "a key with a lone surrogate"
     for inner in value.values() if isinstance(value, dict) else value:
-        if problem := json_problem(inner, depth + 1):
+        is_usual = type(inner) is str and inner.isascii()
+        if not is_usual and (problem := json_problem(inner, depth + 1)):
             return problem
     return None
 
 
 def _has_lone_surrogate(text: str) -> bool:
-    if text.isascii():
-        return False
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -50,7 +50,7 @@ def shares_original_id(id: str, ids: Iterable[str]) -> bool:
 
 
 def has_renamed_ids(line: Line) -> bool:
-    return any(ID_SEPARATOR in id for id in (*line.calls, line.answers or ""))
+    return ID_SEPARATOR in (line.answers or "") or any(ID_SEPARATOR in id for id in line.calls)
 
 
 def with_unique_ids(message: Message, line: Line) -> Message:

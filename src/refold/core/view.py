@@ -288,23 +288,25 @@ def shown_at(place: int, items: Iterable[Item]) -> int:
 
 def display(lines: Sequence[Line], span: Span, kept: dict[int, Line]) -> tuple[Line, ...]:
     """The lines of an edit and the `kept` lines of its span, in order."""
-    own = [kept[at] for at in kept if at in span and not kept[at].apart]
-    lines = [line for line in lines if _may_show(line, span, kept, own)]
-    shown = {line.place for line in lines}
-    more = deque(sorted(at for at in kept if at in span and at not in shown))
-    result: list[Line] = []
+    inside = {at: line for at, line in kept.items() if span.start <= at < span.end}
+    if not inside:
+        return tuple(lines)
+    own = [line for line in inside.values() if not line.apart]
+    shown: list[Line] = []
     for line in lines:
-        while more and line.place in span and more[0] < line.place:
-            result.append(kept[more.popleft()])
+        if line.place in span:
+            is_shown = inside.get(line.place, line).at == line.at
+        else:  # unless it would be shown besides the kept message that it stands for
+            is_shown = line.recalled or not _is_short_form(line, span, own)
+        if is_shown:
+            shown.append(line)
+    missing = deque(sorted(inside.keys() - {line.place for line in shown}))
+    result: list[Line] = []
+    for line in shown:
+        while missing and line.place in span and missing[0] < line.place:
+            result.append(inside[missing.popleft()])
         result.append(line)
-    return (*result, *(kept[at] for at in more))
-
-
-def _may_show(line: Line, span: Span, kept: dict[int, Line], own: Sequence[Line]) -> bool:
-    """True unless the line would be shown besides the kept message that it stands for."""
-    if line.place not in span:
-        return line.recalled or not _is_short_form(line, span, own)
-    return kept.get(line.place, line).at == line.at
+    return (*result, *(inside[at] for at in missing))
 
 
 def _is_short_form(line: Line, span: Span, kept: Sequence[Line]) -> bool:

@@ -185,7 +185,7 @@ def has_cache_mark(value: Any) -> bool:
 
 def json_fault(message: dict[Any, Any]) -> str | None:
     """Why the message cannot be sent as JSON in UTF-8, and in which field; None if it can."""
-    for field, value in message.items():
+    for field, value in message.items() if json_problem(message) else ():
         if problem := json_problem({field: value}):
             return f"{problem} in {quote(field)}"
     return None
