@@ -6,12 +6,12 @@ without its signature, a server tool without its result) becomes text.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from refold.core.codec import dumps, loads, read_json
+from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
-from refold.dialects.shape import expect, kind_of, optional, required
+from refold.dialects.shape import json_or, kind_of
 
 INTERRUPTED = "interrupted"
 WHOLE = ("id", "index", "name", "role", "type", "format", "signature")
@@ -61,21 +61,37 @@ def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
     """The reply; None if these are not the chunks of a stream.
 
     Raises:
-        MessageError: a chunk has the wrong shape; names it.
+        MessageError: a chunk has the wrong shape, or does not belong to the stream; names it.
     """
     first = next((chunk for chunk in chunks if not _says_nothing(chunk)), None)
     if not isinstance(first, dict) or "role" in first:
         return None
     kind = kind_of(first) or ""
-    if kind.startswith("response."):
-        return _response(chunks, where)
-    if kind.startswith(("message_", "content_block_")):
-        return _message(chunks, where)
     if kind == "chunk":  # from the stream helper of OpenAI's SDK, among its own events
         return join([chunk["chunk"] for chunk in chunks if kind_of(chunk) == "chunk" and "chunk" in chunk])
-    if isinstance(first.get("choices"), list) and any(map(_is_delta, chunks)):
-        return _completion(chunks, where)
-    return None
+    join_api: Callable[[Iterable[Any]], dict[str, Any]]
+    if kind.startswith("response."):
+        join_api = _response
+    elif kind.startswith(("message_", "content_block_")):
+        join_api = _message
+    elif isinstance(first.get("choices"), list) and any(map(_is_delta, chunks)):
+        join_api = _completion
+    else:
+        return None
+    place = where
+
+    def read() -> Iterator[Any]:
+        nonlocal place
+        for n, chunk in enumerate(chunks):
+            place = f"{where}[{n}]"
+            if not _says_nothing(chunk):
+                yield chunk
+
+    try:
+        return join_api(read())
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"is not what its API documents at this point ({type(error).__name__}: {error})"
+        raise MessageError(place, problem) from error
 
 
 def _says_nothing(chunk: Any) -> bool:
@@ -90,27 +106,22 @@ def _is_delta(chunk: Any) -> bool:
     return isinstance(first, dict) and "delta" in first
 
 
-def _completion(chunks: Sequence[Any], where: str) -> dict[str, Any]:
+def _completion(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls: list[dict[str, Any]] = []
     finish, usage, model = None, None, None
-    for n, chunk in enumerate(chunks):
-        if _says_nothing(chunk):
-            continue
-        choices = required(chunk, "choices", list, f"{where}[{n}]")
-        usage, model = chunk.get("usage") or usage, chunk.get("model") or model
-        for i, choice in enumerate(choices):
-            expect(choice, dict, f"{where}[{n}].choices[{i}]")
+    for chunk in chunks:
+        usage = chunk.get("usage") or usage
+        model = chunk.get("model") or model
+        for choice in chunk["choices"]:
             if choice.get("index", 0) != 0:
                 continue
             finish = choice.get("finish_reason") or finish
-            delta = optional(choice, "delta", dict, f"{where}[{n}].choices[{i}]")
-            place = f"{where}[{n}].choices[{i}].delta"
-            for j, call in enumerate(optional(delta, "tool_calls", list, place)):
-                expect(call, dict, f"{place}.tool_calls[{j}]")
+            delta = dict(choice.get("delta") or {})
+            for call in delta.pop("tool_calls", None) or ():
                 which = _which(calls, call)
                 calls[which] = _merged(calls[which], call)
-            message = _merged(message, {key: one for key, one in delta.items() if key != "tool_calls"})
+            message = _merged(message, delta)
     if calls:
         message["tool_calls"] = [_call(call) for call in calls]
     choice = {"message": message, "finish_reason": finish or INTERRUPTED}
@@ -172,35 +183,35 @@ def _listed(old: list[Any], new: list[Any]) -> list[Any]:
     return whole
 
 
-def _message(chunks: Sequence[Any], where: str) -> dict[str, Any]:
+def _message(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
     message: dict[str, Any] = {"type": "message", "role": "assistant", "stop_reason": None}
     blocks: dict[int, dict[str, Any]] = {}
     inputs: dict[int, str] = {}
     usage: dict[str, Any] = {}
-    for n, event in enumerate(chunks):
-        place = f"{where}[{n}]"
-        expect(event, dict, place)
-        match kind_of(event):
+    for event in events:
+        match event.get("type"):
             case "message_start":
-                message |= required(event, "message", dict, place)
-                usage |= optional(message, "usage", dict, f"{place}.message")
+                message |= event["message"]
+                usage |= message.get("usage") or {}
             case "content_block_start":
-                blocks[required(event, "index", int, place)] = required(event, "content_block", dict, place)
+                blocks[event["index"]] = event["content_block"]
             case "content_block_delta":
-                index = required(event, "index", int, place)
-                delta = required(event, "delta", dict, place)
-                if index not in blocks:
-                    raise MessageError(f"{place}.index", f"no block {index} has begun")
-                if isinstance(text := delta.get("partial_json"), str):
-                    inputs[index] = inputs.get(index, "") + text
+                index = event["index"]
+                block = blocks[index]
+                delta = event["delta"]
+                if "partial_json" in delta:
+                    inputs[index] = inputs.get(index, "") + delta["partial_json"]
+                elif "citation" in delta:
+                    citations = [*(block.get("citations") or ()), delta["citation"]]
+                    blocks[index] = block | {"citations": citations}
                 else:
-                    blocks[index] = _with_delta(blocks[index], delta, place)
+                    new = {key: value for key, value in delta.items() if key != "type"}
+                    blocks[index] = _merged(block, new)
             case "content_block_stop":
-                index = required(event, "index", int, place)
-                inputs[index] = inputs.get(index) or "{}"
+                inputs[event["index"]] = inputs.get(event["index"]) or "{}"
             case "message_delta":
-                message |= required(event, "delta", dict, place)
-                counts = optional(event, "usage", dict, place)
+                message |= event["delta"]
+                counts = event.get("usage") or {}
                 usage |= {name: count for name, count in counts.items() if count is not None}
     content = [_with_input(block, inputs.get(n)) for n, block in sorted(blocks.items())]
     if message["stop_reason"] is None:
@@ -209,20 +220,11 @@ def _message(chunks: Sequence[Any], where: str) -> dict[str, Any]:
     return message | {"content": content, "usage": usage}
 
 
-def _with_delta(block: dict[str, Any], delta: dict[str, Any], where: str) -> dict[str, Any]:
-    if "citation" in delta:
-        return block | {"citations": [*optional(block, "citations", list, where), delta["citation"]]}
-    return _merged(block, {key: value for key, value in delta.items() if key != "type"})
-
-
 def _with_input(block: dict[str, Any], text: str | None) -> dict[str, Any]:
     """The block with its input; `text` is the JSON of the deltas, None without deltas and an end."""
     if "input" not in block or block["input"]:
         return block
-    try:
-        value = read_json(text or "")
-    except (ValueError, RecursionError):
-        value = None
+    value = json_or(text or "", None)
     return block | {"input": value if isinstance(value, dict) else {"_partial": text or ""}}
 
 
@@ -239,57 +241,53 @@ def _unfinished(block: dict[str, Any], content: list[dict[str, Any]]) -> list[di
     return [block]
 
 
-def _response(chunks: Sequence[Any], where: str) -> dict[str, Any]:
+def _response(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
     response: dict[str, Any] = {}
     items: dict[int, dict[str, Any]] = {}
     done = set[int]()
     is_over = False
-    for n, event in enumerate(chunks):
-        place = f"{where}[{n}]"
-        expect(event, dict, place)
-        match (kind_of(event) or "").split("."):
+    for event in events:
+        match str(event.get("type")).split("."):
             case ["response", "completed" | "incomplete" | "failed" | "cancelled"]:
-                response = required(event, "response", dict, place)
+                response = event["response"]
                 is_over = True
             case ["response", "created" | "in_progress" | "queued"]:
-                response = required(event, "response", dict, place)
+                response = event["response"]
             case ["response", "output_item", "added" | "done" as state]:
-                index = required(event, "output_index", int, place)
-                items[index] = required(event, "item", dict, place)
-                done |= {index} if state == "done" else set()
+                items[event["output_index"]] = event["item"]
+                if state == "done":
+                    done.add(event["output_index"])
             case ["response", kind, "delta"] if kind in PIECES or kind in FIELDS:
-                index = required(event, "output_index", int, place)
-                if index not in items:
-                    raise MessageError(f"{place}.output_index", f"no item {index} has begun")
+                index = event["output_index"]
+                item = items[index]
                 if index not in done:
-                    items[index] = _with_piece(items[index], kind, event, place)
+                    items[index] = _with_piece(item, kind, event)
     if not is_over:
         response = response | {"status": INTERRUPTED, "output": []}
-    whole = [item if n in done else _cut(item, f"{where}.item") for n, item in sorted(items.items())]
-    output = optional(response, "output", list, f"{where}.response") or [item for item in whole if item]
+    whole = [item if n in done else _cut(item) for n, item in sorted(items.items())]
+    output = response.get("output") or [item for item in whole if item]
     return response | {"object": "response", "output": output}
 
 
-def _with_piece(item: dict[str, Any], kind: str, event: dict[str, Any], where: str) -> dict[str, Any]:
-    delta = required(event, "delta", str, where)
+def _with_piece(item: dict[str, Any], kind: str, event: dict[str, Any]) -> dict[str, Any]:
     if kind in FIELDS:
-        return _merged(item, {FIELDS[kind]: delta})
+        return _merged(item, {FIELDS[kind]: event["delta"]})
     field, number, begin, inner = PIECES[kind]
-    parts = [*optional(item, field, list, where)]
-    n = required(event, number, int, where)
-    if not 0 <= n <= len(parts):
-        raise MessageError(f"{where}.{number}", f"no part {n} has begun")
-    parts += [begin] if n == len(parts) else []
-    expect(parts[n], dict, f"{where}.{number}")
-    parts[n] = _merged(parts[n], {inner: delta})
+    parts = [*(item.get(field) or ())]
+    n = event[number]
+    if n == len(parts):
+        parts.append(begin)
+    parts[n] = _merged(parts[n], {inner: event["delta"]})
     return item | {field: parts}
 
 
-def _cut(item: dict[str, Any], where: str) -> dict[str, Any]:
+def _cut(item: dict[str, Any]) -> dict[str, Any]:
     """The item if it is incomplete. Incomplete reasoning becomes a message: the API refuses it otherwise."""
-    if kind_of(item) != "reasoning":
-        return item | ({"status": "incomplete"} if kind_of(item) in ("message", "function_call") else {})
-    parts = [*optional(item, "summary", list, where), *optional(item, "content", list, where)]
-    text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+    if item.get("type") in ("message", "function_call"):
+        return item | {"status": "incomplete"}
+    if item.get("type") != "reasoning":
+        return item
+    parts = [*(item.get("summary") or ()), *(item.get("content") or ())]
+    text = "".join(part["text"] for part in parts)
     said = {"type": "output_text", "text": f"[interrupted reasoning: {text}]", "annotations": []}
     return {"type": "message", "role": "assistant", "content": [said]} if text else {}

@@ -13,7 +13,7 @@ import msgspec
 from refold.core.errors import MessageError
 from refold.core.message import Usage
 from refold.dialects.chunks import INTERRUPTED, events, join
-from refold.dialects.shape import expect, kind_of, name_of, optional, required, text_field
+from refold.dialects.shape import kind_of, text_field
 
 __all__ = ["INTERRUPTED", "ParsedReply", "collect", "events", "returnable", "take"]
 
@@ -32,15 +32,19 @@ def take(value: Any, where: str = "reply") -> ParsedReply | None:
     """The parsed reply; None for anything else, such as a message.
 
     Raises:
-        MessageError: the reply has the wrong shape; names the field.
+        MessageError: the reply has the wrong shape.
     """
-    match value:
-        case {"object": "response", "output": _}:
-            return _response(value, where)
-        case {"type": "message", "role": "assistant", "stop_reason": _, "usage": _}:
-            return _message(value, where)
-        case {"object": "chat.completion"} | {"choices": [{"message": _}, *_]} if "role" not in value:
-            return _completion(value, where)
+    try:
+        match value:
+            case {"object": "response", "output": _}:
+                return _response(value)
+            case {"type": "message", "role": "assistant", "stop_reason": _, "usage": _}:
+                return _message(value)
+            case {"object": "chat.completion"} | {"choices": [{"message": _}, *_]} if "role" not in value:
+                return _completion(value)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"is not a reply as its API documents it ({type(error).__name__}: {error})"
+        raise MessageError(where, problem) from error
     return None
 
 
@@ -58,15 +62,15 @@ def collect(chunks: Sequence[Any], where: str = "chunks") -> ParsedReply | None:
     return msgspec.structs.replace(reply, messages=said)
 
 
-def _completion(value: dict[str, Any], where: str) -> ParsedReply:
-    choices = required(value, "choices", list, where)
-    usage = _openai_usage(value, "prompt", "completion", where)
+def _completion(value: dict[str, Any]) -> ParsedReply:
+    usage = _openai_usage(value, "prompt_tokens", "completion_tokens")
     model = text_field(value, "model")
-    if not choices:
+    if not value["choices"]:
         return ParsedReply("openai-chat", [], usage, model)
-    message = required(choices[0], "message", dict, f"{where}.choices[0]")
+    choice = value["choices"][0]
+    message = choice["message"]
     message = message if "role" in message else {"role": "assistant"} | message
-    finish = text_field(choices[0], "finish_reason")
+    finish = text_field(choice, "finish_reason")
     return ParsedReply("openai-chat", [returnable(message)], usage, model, finish)
 
 
@@ -79,49 +83,39 @@ def returnable(message: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _response(value: dict[str, Any], where: str) -> ParsedReply:
-    items = required(value, "output", list, where)
-    for n, item in enumerate(items):
-        expect(item, dict, f"{where}.output[{n}]")
-    usage = _openai_usage(value, "input", "output", where)
-    return ParsedReply(
-        "openai-responses", items, usage, text_field(value, "model"), text_field(value, "status")
-    )
+def _response(value: dict[str, Any]) -> ParsedReply:
+    items = [dict(item) for item in value["output"]]
+    usage = _openai_usage(value, "input_tokens", "output_tokens")
+    finish = text_field(value, "status")
+    return ParsedReply("openai-responses", items, usage, text_field(value, "model"), finish)
 
 
-def _message(value: dict[str, Any], where: str) -> ParsedReply:
-    content = required(value, "content", list, where)
-    usage = _anthropic_usage(value, where)
-    message = {"role": "assistant", "content": content}
-    model = text_field(value, "model")
-    return ParsedReply("anthropic", [message], usage, model, text_field(value, "stop_reason"))
+def _message(value: dict[str, Any]) -> ParsedReply:
+    message = {"role": "assistant", "content": [*value["content"]]}
+    finish = text_field(value, "stop_reason")
+    return ParsedReply("anthropic", [message], _anthropic_usage(value), text_field(value, "model"), finish)
 
 
-def _openai_usage(reply: dict[str, Any], input: str, output: str, where: str) -> Usage | None:
-    usage = optional(reply, "usage", dict, where)
-    place = f"{where}.usage"
-    if usage.get(f"{input}_tokens") is None:
+def _openai_usage(reply: dict[str, Any], input: str, output: str) -> Usage | None:
+    usage = reply.get("usage") or {}
+    if usage.get(input) is None:
         return None
-    details = optional(usage, f"{input}_tokens_details", dict, place)
-    inside = f"{place}.{input}_tokens_details"
+    details = usage.get(f"{input}_details") or {}
+    cached = _tokens(details, "cached_tokens")
     return Usage(
-        _tokens(usage, f"{input}_tokens", place),
-        _tokens(usage, f"{output}_tokens", place),
-        _tokens(details, "cached_tokens", inside),
-        _tokens(details, "cache_write_tokens", inside),
+        _tokens(usage, input), _tokens(usage, output), cached, _tokens(details, "cache_write_tokens")
     )
 
 
-def _anthropic_usage(reply: dict[str, Any], where: str) -> Usage | None:
+def _anthropic_usage(reply: dict[str, Any]) -> Usage | None:
     """Anthropic counts cached tokens separately."""
-    usage = optional(reply, "usage", dict, where)
-    place = f"{where}.usage"
+    usage = reply.get("usage") or {}
     if usage.get("input_tokens") is None:
         return None
-    read = _tokens(usage, "cache_read_input_tokens", place)
-    written = _tokens(usage, "cache_creation_input_tokens", place)
-    input = _tokens(usage, "input_tokens", place) + read + written
-    return Usage(input, _tokens(usage, "output_tokens", place), read, written, _calls(reply, usage))
+    read = _tokens(usage, "cache_read_input_tokens")
+    written = _tokens(usage, "cache_creation_input_tokens")
+    input = _tokens(usage, "input_tokens") + read + written
+    return Usage(input, _tokens(usage, "output_tokens"), read, written, _calls(reply, usage))
 
 
 def _calls(reply: dict[str, Any], usage: dict[str, Any]) -> int:
@@ -132,8 +126,8 @@ def _calls(reply: dict[str, Any], usage: dict[str, Any]) -> int:
     return 1 + sum(kind_of(block) in ("server_tool_use", "mcp_tool_use") for block in reply["content"])
 
 
-def _tokens(counts: dict[str, Any], name: str, where: str) -> int:
+def _tokens(counts: dict[str, Any], name: str) -> int:
     value = counts.get(name) or 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise MessageError(f"{where}.{name}", f"expected a number of tokens, got {name_of(value)}")
+        raise ValueError(f"{name} is {value!r}, not a number of tokens")
     return value

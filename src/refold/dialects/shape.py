@@ -54,27 +54,6 @@ def parse_content(
     return [parse_part(part, f"{where}[{n}]") for n, part in enumerate(content)]
 
 
-def required(value: Any, field: str, kind: Any, where: str) -> Any:
-    """A field of an object.
-
-    Raises:
-        MessageError: the value is not an object, or the field has another type.
-    """
-    expect(value, dict, where)
-    expect(value.get(field), kind, f"{where}.{field}")
-    return value[field]
-
-
-def optional(value: dict[str, Any], field: str, kind: Any, where: str) -> Any:
-    """A field of an object, or an empty value of its type.
-
-    Raises:
-        MessageError: the field has another type.
-    """
-    expect(value.get(field), kind | None, f"{where}.{field}")
-    return value.get(field) or kind()
-
-
 def name_of(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__
 
