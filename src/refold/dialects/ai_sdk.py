@@ -12,6 +12,7 @@ from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Part, Reasoning, Role, Text, ToolCall, ToolResult
 from refold.dialects.dialect import Dialect, RepairedMessages
+from refold.dialects.rules.ai_sdk import AiSdkRules
 from refold.dialects.shape import (
     EMPTY,
     expect,
@@ -288,6 +289,8 @@ AI_SDK = Dialect(
     DIALECT,
     parse,
     render,
+    rules=AiSdkRules,
+    blocks=("tool-call", "tool-result", "tool-approval-request", "tool-approval-response"),
     own_fields=lambda value: OWN,
     results=results,
     repair=repair,

@@ -25,6 +25,7 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.dialects.dialect import Dialect, RepairedMessages
+from refold.dialects.rules.anthropic import AnthropicRules
 from refold.dialects.shape import (
     EMPTY,
     expect,
@@ -400,6 +401,11 @@ ANTHROPIC = Dialect(
     DIALECT,
     parse,
     render,
+    rules=AnthropicRules,
+    blocks=(
+        *("tool_use", "tool_result", "thinking", "redacted_thinking", "document", "search_result"),
+        *("compaction", "container_upload", "server_tool_use", "mcp_tool_use", "tool_addition"),
+    ),
     results=results,
     repair=repair,
     declare_tool=declare_tool,

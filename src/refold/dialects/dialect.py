@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from refold.core.message import Message
+from refold.dialects.rules.request import RequestRules
 from refold.dialects.shape import OWN, stands_apart
 
 
@@ -21,6 +22,10 @@ class Dialect(msgspec.Struct, frozen=True):
     """`parse(value, where)` is the message in a value, or raises a MessageError that says where."""
     render: Callable[[Message], tuple[list[dict[str, Any]], list[str]]]
     """The messages to send for a message of another dialect, and what this dialect cannot express of it."""
+    rules: type[RequestRules] | None = None
+    """The rules for its requests; None if it is only read."""
+    blocks: tuple[str, ...] = ()
+    """Types of blocks that no other dialect has."""
     unread: Callable[[Any], list[Any]] = lambda value: []
     """What is sent with a value and takes tokens, but is in no part of the parsed message."""
     own_fields: Callable[[Any], Sequence[str]] = lambda value: OWN

@@ -209,5 +209,11 @@ def _first(value: Mapping[str, Any], *fields: str) -> Any:
     return next((value[field] for field in fields if value.get(field) is not None), None)
 
 
-FLAT = Dialect(DIALECT, parse, openai_chat.render, declare_tool=openai_chat.declare_tool)
+FLAT = Dialect(
+    DIALECT,
+    parse,
+    openai_chat.render,
+    blocks=("compaction-marker",),
+    declare_tool=openai_chat.declare_tool,
+)
 """Read, but never sent: what it renders are messages of OpenAI's chat."""

@@ -12,6 +12,7 @@ from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Part, Role, StepStart, Text, ToolCall, ToolResult
 from refold.dialects.dialect import Dialect, RepairedMessages
+from refold.dialects.rules.openai_chat import ChatRules
 from refold.dialects.shape import (
     EMPTY,
     OWN,
@@ -271,6 +272,8 @@ OPENAI_CHAT = Dialect(
     DIALECT,
     parse,
     render,
+    rules=ChatRules,
+    blocks=("image_url", "input_audio", "refusal"),
     unread=unread,
     repair=repair,
     declare_tool=declare_tool,

@@ -23,6 +23,7 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.dialects.dialect import Dialect, RepairedMessages
+from refold.dialects.rules.openai_responses import ResponsesRules
 from refold.dialects.shape import (
     EMPTY,
     OWN,
@@ -332,6 +333,8 @@ OPENAI_RESPONSES = Dialect(
     DIALECT,
     parse,
     render,
+    rules=ResponsesRules,
+    blocks=("input_text", "input_image", "input_file", "output_text"),
     unread=unread,
     own_fields=own_fields,
     repair=repair,

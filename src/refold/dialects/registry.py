@@ -17,30 +17,11 @@ from refold.dialects.openai_responses import OPENAI_RESPONSES
 from refold.dialects.shape import OWN, json_or, kind_of
 
 DIALECTS = {dialect.name: dialect for dialect in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, AI_SDK, FLAT)}
-TARGETS = tuple(name for name in DIALECTS if name != "flat")
+TARGETS = tuple(name for name, dialect in DIALECTS.items() if dialect.rules is not None)
 """The dialects that requests are made in."""
-SYSTEM_FIELDS = {"system": "anthropic", "instructions": "openai-responses"}
+SYSTEM_FIELDS = {dialect.system_field: name for name, dialect in DIALECTS.items() if dialect.system_field}
 """The dialect whose requests have their system text in this field."""
 
-_BLOCKS = {
-    "openai-chat": ("image_url", "input_audio", "refusal"),
-    "openai-responses": ("input_text", "input_image", "input_file", "output_text"),
-    "ai-sdk": ("tool-call", "tool-result", "tool-approval-request", "tool-approval-response"),
-    "anthropic": (
-        "tool_use",
-        "tool_result",
-        "thinking",
-        "redacted_thinking",
-        "document",
-        "search_result",
-        "compaction",
-        "container_upload",
-        "server_tool_use",
-        "mcp_tool_use",
-        "tool_addition",
-    ),
-    "flat": ("compaction-marker",),
-}
 _SUMMARY = ("isSummary", "is_summary")
 _ROW_FIELDS = (
     *("created_at", "createdAt", "timestamp", "session_id", "sessionId", "context_id", "contextId"),
@@ -50,7 +31,9 @@ _ROW_FIELDS = (
 _ROW_ROLES = ("human", "ai")
 _ITEMS = ("message", "reasoning", "compaction", "compaction_summary")
 _ITEM_ENDS = ("_call", "_output", "_request", "_response", "_reference", "_tools")
-_BY_BLOCK = {block: dialect for dialect, blocks in _BLOCKS.items() for block in blocks}
+_BY_BLOCK: dict[str, str] = {}
+for _dialect in DIALECTS.values():
+    _BY_BLOCK |= dict.fromkeys(_dialect.blocks, _dialect.name)
 
 
 def find_dialect(name: str) -> Dialect:

@@ -9,21 +9,13 @@ from typing import Any
 
 import msgspec
 
-from refold.dialects.rules.ai_sdk import AiSdkRules
-from refold.dialects.rules.anthropic import AnthropicRules
-from refold.dialects.rules.openai_chat import ChatRules
-from refold.dialects.rules.openai_responses import ResponsesRules
+from refold.dialects.registry import DIALECTS
 from refold.dialects.rules.request import Facts, RequestRules, Violation, has_cache_mark, json_fault, quote
 
 RULES: dict[str, type[RequestRules]] = {
-    "openai-chat": ChatRules,
-    "openai-responses": ResponsesRules,
-    "anthropic": AnthropicRules,
-    "ai-sdk": AiSdkRules,
+    name: dialect.rules for name, dialect in DIALECTS.items() if dialect.rules is not None
 }
 NO_FACTS = Facts()
-LISTS = {"openai-responses": "input"}
-"""The field of a request with its messages, where that is not `messages`."""
 
 
 def check(dialect: str, messages: Iterable[Any], facts: Facts = NO_FACTS) -> list[Violation]:
@@ -40,7 +32,7 @@ def check_request(dialect: str, request: Mapping[str, Any], **known: Any) -> lis
     []
     """
     facts = msgspec.structs.replace(facts_of(request), **known)
-    field = LISTS.get(dialect, "messages")
+    field = DIALECTS[dialect].list_field
     messages = request.get(field)
     if field == "input" and isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
