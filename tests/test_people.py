@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,11 @@ def test_a_text_keeps_all_but_what_a_message_says(chat):
     ("at", "message", "told"),
     [
         (0, agent("x"), "expected user as in #0, got assistant"),
-        (2, result("c2", "x"), "#2 answers c1; its correction does too"),
+        (2, result("c2", "x"), "#2 answers c1; its correction must do so too"),
         (2, user("x"), "expected tool as in #2"),
-        (1, agent("x"), "#1 makes the calls c1; its correction does too. A text in place of a message keeps"),
-        (1, call("c1", "c2"), "#1 makes the calls c1"),
-        (3, call("c2"), "#3 makes no calls"),
+        (1, agent("x"), "the calls of #1 (c1) must stay; a text in place of a message keeps them"),
+        (1, call("c1", "c2"), "the calls of #1 (c1) must stay"),
+        (3, call("c2"), "the calls of #3 (none) must stay"),
         (0, [user("x")], "expected a dict, an SDK object or a refold.Message, got list"),
         (0, None, "expected a dict"),
         (0, 7, "expected a dict"),
@@ -117,7 +118,7 @@ def test_a_text_keeps_all_but_what_a_message_says(chat):
 )
 def test_a_correction_that_does_not_fit_its_place_is_refused_and_nothing_is_stored(chat, at, message, told):
     before = len(list(chat.events()))
-    with pytest.raises(MessageError, match=told.replace(".", r"\.")):
+    with pytest.raises(MessageError, match=re.escape(told)):
         chat.correct(at, message)
     assert len(list(chat.events())) == before
 

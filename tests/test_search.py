@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import refold
 from refold.core.errors import SettingError
 from refold.core.query import MAX_QUERY_CHARS, MAX_WORDS, SearchText, excerpt, fold, names, parse_query, parts
-from refold.session.search import LONG, as_tool_text
+from refold.session.search import as_tool_text
 from refold.stores.memory import MemoryStore
 from refold.stores.nearest import nearest
 from refold.stores.sqlite import SQLiteStore
@@ -353,14 +353,6 @@ def test_through_the_tool_only_its_own_conversation_is_searched(store):
     assert "apple of a" in session.call("refold_search", {"query": "apple"})
     assert "apple of b" not in session.call("refold_search", '{"query": "apple", "limit": 20}')
     assert "nothing to search for" in session.call("refold_search", {"query": '"'})
-
-
-def test_a_long_conversation_without_a_snapshot_is_not_read_only_to_know_what_is_in_view(store):
-    long = refold.open("long", store=store)
-    long.append([user_message(f"apple {n}") for n in range(LONG + 1)])
-    store.put(long.key, "v:main", None)
-    (hit,) = refold.open("a", store=store).search("apple 1999", limit=1, everywhere=True)
-    assert (hit.conversation, hit.at, hit.in_view) == ("long", 1999, None)
 
 
 # By meaning

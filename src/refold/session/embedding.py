@@ -8,6 +8,7 @@ from math import sqrt
 from typing import Any, TypeAlias
 
 from refold.core.errors import SettingError
+from refold.stores.nearest import nearest
 
 PIECE_CHARS = 1_500
 """Of the text behind one vector."""
@@ -30,22 +31,21 @@ class Model2Vec:
         Raises:
             SettingError: the extra is not installed, or there is no such model.
         """
-        self._model = self._model or _load(self.name)
+        if self._model is None:
+            self._model = self._load()
         vectors: Iterable[Iterable[float]] = self._model.encode(list(texts))
         return vectors
 
+    def _load(self) -> Any:
+        try:
+            from model2vec import StaticModel
 
-def _load(name: str) -> Any:
-    try:
-        from model2vec import StaticModel
-    except ImportError as error:
-        raise SettingError(
-            "embedder", f'{name!r} needs the extra `search`: pip install "refold[search]"'
-        ) from error
-    try:
-        return StaticModel.from_pretrained(name)
-    except Exception as error:  # the hub cannot be reached, the name is unknown, a file is broken
-        raise SettingError("embedder", f"{name!r} cannot be loaded: {error}") from error
+            return StaticModel.from_pretrained(self.name)
+        except ImportError as error:
+            problem = f'{self.name!r} needs the extra `search`: pip install "refold[search]"'
+            raise SettingError("embedder", problem) from error
+        except Exception as error:  # the hub cannot be reached, the name is unknown, a file is broken
+            raise SettingError("embedder", f"{self.name!r} cannot be loaded: {error}") from error
 
 
 def embedder_of(given: Any) -> Embedder | None:
@@ -53,17 +53,13 @@ def embedder_of(given: Any) -> Embedder | None:
     Raises:
         SettingError: it is neither a callable nor the name of a model.
     """
-    if given is None:
-        return None
-    if callable(given):
-        found: Embedder = given
-        return found
     if isinstance(given, str) and given:
         return Model2Vec(given)
-    raise SettingError(
-        "embedder",
-        f"expected a callable from texts to vectors, or the name of a model; got {type(given).__name__}",
-    )
+    if given is not None and not callable(given):
+        expected = "expected a callable from texts to vectors, or the name of a model"
+        raise SettingError("embedder", f"{expected}; got {type(given).__name__}")
+    embedder: Embedder | None = given
+    return embedder
 
 
 def pieces_of(text: str) -> list[str]:
@@ -97,11 +93,10 @@ class Similarity:
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._vectors: dict[str, array[float]] = {}
-        """The least recently used first."""
+        self._vectors: dict[str, bytes | None] = {}
 
     def __call__(self, texts: Sequence[str], others: Sequence[str]) -> list[float]:
-        """For each text, its cosine to the nearest of the others; 0 where the embedder fails."""
+        """For each text, its cosine to the nearest of the others; 0 if the embedder fails."""
         pieces = list(map(pieces_of, texts))
         other_pieces = list(chain.from_iterable(map(pieces_of, others)))
         try:
@@ -109,22 +104,18 @@ class Similarity:
         except Exception as error:  # an embedder may raise anything; relevance by words does not need it
             warnings.warn(f"Relevance goes by words only: the embedder failed ({error!r})", stacklevel=2)
             return [0.0] * len(texts)
-        return [self._nearest(some, other_pieces) for some in pieces]
+        known = [(None, vector) for piece in other_pieces if (vector := self._vectors[piece])]
+        return [self._nearest(some, known) for some in pieces]
 
     def _embed(self, pieces: Sequence[str]) -> None:
-        wanted = dict.fromkeys(pieces)
-        new = [piece for piece in wanted if piece not in self._vectors]
-        for piece, data in zip(new, unit_vectors(self._embedder, new), strict=True):
-            self._vectors[piece] = array("f", data or b"")
-        for piece in wanted:
-            self._vectors[piece] = self._vectors.pop(piece)
-        for piece in list(self._vectors)[: -max(MAX_CACHED_VECTORS, len(wanted))]:
-            del self._vectors[piece]
+        if len(self._vectors) > MAX_CACHED_VECTORS:
+            self._vectors.clear()
+        new = [piece for piece in dict.fromkeys(pieces) if piece not in self._vectors]
+        self._vectors.update(zip(new, unit_vectors(self._embedder, new), strict=True))
 
-    def _nearest(self, pieces: Sequence[str], others: Sequence[str]) -> float:
-        nearest = 0.0
+    def _nearest(self, pieces: Sequence[str], others: Sequence[tuple[None, bytes]]) -> float:
+        best = 0.0
         for piece in pieces:
-            for other in others:
-                pairs = zip(self._vectors[piece], self._vectors[other], strict=False)
-                nearest = max(nearest, sum(x * y for x, y in pairs))
-        return min(1.0, nearest)
+            if vector := self._vectors[piece]:
+                best = max([best, *(cosine for _, cosine in nearest(vector, others, 1))])
+        return min(1.0, best)

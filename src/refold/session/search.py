@@ -21,7 +21,6 @@ from refold.session.results import Hit
 from refold.session.validate import require_int
 from refold.stores.nearest import nearest
 from refold.stores.record import Record
-from refold.stores.shelf import Shelf
 from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope, SearchIndex, Store
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ TOOL_CHARS = 4_000
 CANDIDATES = 50
 """From each of the two lists that are merged."""
 MIN_COSINE = 0.25
-LONG = 2_000
-"""A conversation with more events is not read only to know what is in its view."""
 SPARE = 10
 """Found in addition, since some may have been erased or undone."""
 RANK_CONSTANT = 60
@@ -294,11 +291,8 @@ def _read(store: Store, key: Key, at: int) -> Said | Correction | None:
 
 
 def _open(store: Store, key: Key, view: str) -> Record | None:
-    """Another conversation; None if it is damaged, or long and without a snapshot."""
+    """Another conversation; None if it is damaged."""
     try:
-        has_snapshot = isinstance(store, Shelf) and view in store.saved(key)
-        if not has_snapshot and next(store.read(key, LONG, LONG + 1), None) is not None:
-            return None
         return Record(store, key, view, parse)
     except RefoldError:
         return None
