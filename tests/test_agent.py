@@ -404,9 +404,11 @@ def test_a_run_whose_process_was_killed_keeps_nobody_waiting(tmp_path):
     agent.run("First", conversation="c")
     code = f"""
 import os, signal
-from refold.agent.run_lease import RunLease
+from refold.stores.lease_holder import RenewedLease
 from refold.stores.store import Key, open_store
-assert RunLease(open_store("sqlite:///{tmp_path}/agent.db"), Key("default", "c")).take()
+lease = RenewedLease(open_store("sqlite:///{tmp_path}/agent.db"), Key("default", "c"), "run", 30.0)
+lease.acquire()
+assert lease.is_held
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
@@ -421,7 +423,7 @@ def test_a_run_that_was_taken_over_from_elsewhere_ends_before_its_next_step():
         (mine,) = agent.store.leases(key, time.time())
         agent.store.release(key, mine)
         assert agent.store.acquire(key, "run", "elsewhere 7 x y", time.time(), 60.0)
-        runs[0].lease._lease.acquire()  # what its thread does every few seconds
+        runs[0].lease.acquire()  # what its thread does every few seconds
         return "rested"
 
     runs = []

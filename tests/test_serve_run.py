@@ -125,7 +125,7 @@ def test_options_beat_the_file(tmp_path):
         (["--upstream-anthropic", "nothing"], "expected an address"),
         (["--port", "70000"], "70000 is too large"),
         (["--store", "nothing://"], "nothing://"),
-        (["--log-level", "loud"], "expected one of"),
+        (["--log-level", "loud"], "is not one of"),
         (["--host", "no.such.host.invalid", "--config", "t.yaml"], "cannot listen on"),
     ],
 )

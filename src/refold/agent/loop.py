@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from refold import telemetry
 from refold.agent.events import Asked, Heard, Ran, Replied, Result, Waited
-from refold.agent.run_lease import RunLease
 from refold.agent.steps import (
     Actions,
     Chat,
@@ -31,13 +30,15 @@ from refold.agent.steps import (
     parse_steps,
 )
 from refold.agent.tools import FoundTools, ToolOutput, tool_output
-from refold.core.errors import MessageError, OverBudgetError, RefoldError, SettingError
+from refold.core.errors import ConflictError, MessageError, OverBudgetError, RefoldError, SettingError
 from refold.core.event import Said
 from refold.core.message import Kind, Message, Text, ToolCall, ToolResult, Usage
 from refold.dialects.registry import default_dialect
 from refold.models.limits import PROVIDERS, provider_of
 from refold.session.aio import AsyncSession
 from refold.session.notify import OnEvent
+from refold.stores.lease_holder import RenewedLease
+from refold.stores.shelf import Shelf
 from refold.summaries.call import CallTimeoutError, call_once
 from refold.summaries.call_errors import describe, retry_after, status_of
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 FIRST_WAIT_S = 0.5
 """The wait before the first retry, unless the model's API names one. It doubles with each retry."""
+LEASE_S = 30.0
+"""A lease that is not renewed expires after this time; one whose process died on this machine, at once."""
 FIRST_ID = "system 0"
 """The id of a conversation's first message: of several runs that begin it at once, one stores it."""
 
@@ -81,7 +84,10 @@ class AgentRun:
         self.parent = parent
         self.override = override
         self.inspect = session.inspect
-        self.lease = RunLease(session.store, session.key)
+        self.lease: RenewedLease | None = None
+        """Two runs of a conversation at once would call its tools twice."""
+        if isinstance(session.store, Shelf):
+            self.lease = RenewedLease(session.store, session.key, "run", LEASE_S)
         self.steps = 0
         self.retries = 0
         self.cost = 0.0
@@ -105,7 +111,8 @@ class AgentRun:
         except (OverBudgetError, StoppedError) as error:
             end = Failed(str(error))
         finally:
-            await asyncio.to_thread(self.lease.release)
+            if self.lease is not None:
+                await asyncio.to_thread(self.lease.release)
         return Result(end, self.session.conversation, self.steps, self.usage, self.cost)
 
     async def _loop(self, task: Message) -> End:
@@ -137,11 +144,29 @@ class AgentRun:
         Raises:
             ConflictError: another run holds the lease.
         """
-        if not await asyncio.to_thread(self.lease.take):
-            if not await self._add_system_text(FIRST_ID):
-                await self.session.append(task)
-            await asyncio.to_thread(self.lease.take)
+        if self.lease is not None:
+            await asyncio.to_thread(self.lease.acquire)
+            self._check_lease()
+            if not self.lease.is_held:  # a conversation without messages has no leases
+                if not await self._add_system_text(FIRST_ID):
+                    await self.session.append(task)
+                await asyncio.to_thread(self.lease.acquire)
+                self._check_lease()
         await self.session.get_count()  # reads what the run before this one stored meanwhile
+
+    def _check_lease(self) -> None:
+        """
+        Raises:
+            ConflictError: another run holds the lease, perhaps since it was not renewed in time.
+        """
+        rival = self.lease.rival if self.lease else None
+        if rival is not None:
+            where, pid, *_ = f"{rival.holder} ?".split(" ")
+            raise ConflictError(
+                f"{self.session.conversation!r} is being run by process {pid} on {where.partition('/')[0]}."
+                " Wait until that run ends, or use another conversation. If the process is gone, the lease"
+                f" expires within {LEASE_S:g} seconds."
+            )
 
     async def _add_task(self, task: Message) -> Said | None:
         """Appends the task, or returns the newest reply if the task is the latest one already."""
@@ -175,7 +200,7 @@ class AgentRun:
         if self.steps >= self.agent.max_steps:
             raise StoppedError(f"max_steps reached: {self.steps} steps done. Run the task again to continue.")
         self._check_limits()
-        self.lease.check()
+        self._check_lease()
         tools = await self._offered_tools()
         extra = getattr(self.agent.model, "extra", {})
         fitted = await self.session.fit(dialect=self.dialect, tools=tools or None, request=extra)
@@ -265,7 +290,7 @@ class AgentRun:
 
     async def _run_calls(self, reply: Said) -> None:
         """Runs the calls in a reply that have no result yet, all at once. Each result is stored by itself."""
-        self.lease.check()
+        self._check_lease()
         open_ids = {id for id, (at, _) in self.inspect.state.open.items() if at == reply.at}
         calls = [call for call in reply.message.calls if call.call_id in open_ids]
         work = [self._run_call(reply, call) for call in calls]

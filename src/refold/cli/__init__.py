@@ -32,30 +32,14 @@ EXAMPLES = """\b
 Examples:
   refold demo                        an agent reads this folder in a small window: no key, no network
   refold import chat.json            import a list of messages of OpenAI, Anthropic or the AI SDK
-  refold list                        all conversations
   refold show chat                   what the model sees, and what is hidden
-  refold show chat --at 120          the view right after event 120
   refold explain chat 57             why #57 is shown, shortened or hidden
-  refold savings chat                what edits saved, by the provider's own numbers
   refold expand chat 57              the full text of #57
   refold search 'ERR-4711 tool:psql' search all conversations
   refold compact chat --keep 10      summarize all but the newest ten messages
   refold undo chat                   undo the newest edit
-  refold correct chat 57 "4711"      show another text in the place of #57
   refold fit chat.json --model gpt-5 -o small.json
-  refold check request.json          does the request follow the provider's rules?
-  refold count request.json --model gpt-5
-  refold config                      every setting, and where it came from
-  refold copy sqlite:///refold.db postgresql://db/agents
-  refold learn                       propose when tool results expire, from recorded use
-  refold doctor                      verify the store
-  refold sync                        deliver pending messages to a memory store
-  refold worker                      write summaries for sessions on other machines
-  refold jobs                        the jobs of workers
   refold serve                       a gateway for any agent, an API and a panel
-  refold token --owner ann           a token for remote clients
-  refold mcp                         conversations as tools for any MCP client
-  refold bench retention agent.db    what compaction saves and loses on your own conversations
 
 \b
 Exit codes: 0 success, 1 the answer is no (not found, invalid, damaged), 2 wrong usage.

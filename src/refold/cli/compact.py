@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import typer
 from msgspec.structs import asdict
@@ -26,9 +26,10 @@ from refold.core.errors import RefoldError
 from refold.core.event import Called, Replaced, Span
 from refold.core.plan import CompactionRequest
 from refold.session.results import CompactionResult
-from refold.session.session import STRATEGIES, Session
+from refold.session.session import Session
 from refold.summaries.queue import CompactionJob, queue_of
 
+Strategy: TypeAlias = Literal["summarize", "sliding-window", "hierarchical"]
 SLIDING_WINDOW = "sliding-window"
 """The strategy that writes no summary."""
 MAX_EDITS = 10
@@ -37,18 +38,12 @@ INTERRUPTED = 130
 SUMMARIZER_HELP = "A model to write the summary, such as openai/gpt-4o-mini; several are tried in order."
 
 
-def strategy_name(name: str) -> str:
-    if name not in STRATEGIES:
-        raise typer.BadParameter(f"{name!r} is not a strategy; use one of {', '.join(STRATEGIES)}")
-    return name
-
-
 @with_access
 def compact(
     access: Access,
     id: Id,
     strategy: Annotated[
-        str | None, option(f"{', '.join(STRATEGIES)}; default: as configured.", "NAME", parser=strategy_name)
+        Strategy | None, option(f"{', '.join(get_args(Strategy))}; default: as configured.", "NAME")
     ] = None,
     keep: Annotated[
         int | None, option("Keep the newest N messages; default: as configured.", "N", min=0)
@@ -89,10 +84,21 @@ def compact(
             return
         done = _compact(session, request, dry_run)
     if json:
-        edits = list(map(event_json, done.edits))
-        emit({**asdict(done), "edits": edits, "called": list(map(event_json, done.called))})
+        found = {
+            "did": "compact" if done.edits else None,
+            "dry_run": dry_run,
+            "conversation": id,
+            "view": view,
+            "strategy": request.strategy,
+            "span": done.span,
+            "tokens": done.tokens,
+            "edits": list(map(event_json, done.edits)),
+            "called": list(map(event_json, done.called)),
+            "cost": sum((one.cost for one in done.called), 0.0),
+        }
+        emit({**found, **asdict(done.result)})
     else:
-        _print(done, target)
+        _print(done, quoted(id), request, dry_run)
 
 
 def _queue(session: Session, agent: str | None, request: CompactionRequest, json: bool) -> None:
@@ -109,21 +115,16 @@ def _queue(session: Session, agent: str | None, request: CompactionRequest, json
     say(f"Job {handle.id} {waits} for a worker; `refold jobs` shows its progress.")
 
 
-class Compacted(CompactionResult, frozen=True, kw_only=True):
+class Compacted(NamedTuple):
     """What the command did, or would do."""
 
-    did: Literal["compact"] | None
-    dry_run: bool
-    conversation: str
-    view: str
-    strategy: str
+    result: CompactionResult
     span: Span | None
     """From the first compacted message to the last."""
     tokens: tuple[int, int]
     """Of the view, before and after."""
-    edits: tuple[Replaced, ...] = ()
-    called: tuple[Called, ...] = ()
-    cost: float = 0.0
+    edits: list[Replaced]
+    called: list[Called]
 
 
 def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Compacted:
@@ -141,24 +142,13 @@ def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Com
         )
     first, end = result.compacted_range
     covered = list(inspector.messages(first, end - first))
+    span = Span(covered[0].at, covered[-1].at + 1) if covered else None
     new = [event for event in session.events(start) if getattr(event, "view", "") == inspector.view_name]
-    edits = tuple(event for event in new if isinstance(event, Replaced) and event.round)
-    called = tuple(event for event in new if isinstance(event, Called))
+    edits = [event for event in new if isinstance(event, Replaced) and event.round]
+    called = [event for event in new if isinstance(event, Called)]
     after = before - result.tokens_saved if dry_run else inspector.tokens
     session.close()
-    return Compacted(
-        **asdict(result),
-        did="compact" if edits else None,
-        dry_run=dry_run,
-        conversation=session.conversation,
-        view=inspector.view_name,
-        strategy=request.strategy,
-        span=Span(covered[0].at, covered[-1].at + 1) if covered else None,
-        tokens=(before, after),
-        edits=edits,
-        called=called,
-        cost=sum((one.cost for one in called), 0.0),
-    )
+    return Compacted(result, span, (before, after), edits, called)
 
 
 @contextmanager
@@ -176,11 +166,10 @@ def _interruptible(session: Session, start: int) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from error
 
 
-def _print(done: Compacted, target: int | None) -> None:
+def _print(done: Compacted, id: str, request: CompactionRequest, dry_run: bool) -> None:
     """Why a model was not used, the new events as `refold log` prints them, and what came of it."""
-    id = quoted(done.conversation)
     before, after = done.tokens
-    for problem in done.problems:
+    for problem in done.result.problems:
         say(one_line(problem))
     for call in done.called:
         if not call.problem:
@@ -189,15 +178,15 @@ def _print(done: Compacted, target: int | None) -> None:
         say(f"Nothing to compact: nothing in the {plural(before, 'token')} of the view can be made shorter.")
         return
     tokens = f"{before:,} → {after:,} tokens"
-    if done.dry_run:
-        what = f"{places(done.span)} would be compacted by rule ({done.strategy})"
+    if dry_run:
+        what = f"{places(done.span)} would be compacted by rule ({request.strategy})"
         say(f"{what}; the view would have {tokens}. Nothing was changed.")
         return
     for edit in done.edits[:MAX_EDITS]:
         say(f"#{edit.at} {event_line(edit)}")
     if left := done.edits[MAX_EDITS:]:
         say(f"… and {plural(len(left), 'edit')} more: refold log {id} --after {left[0].at - 1}")
-    say(f"The view has {tokens} (round {done.round:,}). Undo it: refold undo {id} {done.edits[-1].at}")
-    if target is not None and done.missed_by:
-        missed = f"The target of {target:,} tokens was missed"
-        say(f"{missed}: {target + done.missed_by:,} are left, nothing else can be hidden.")
+    say(f"The view has {tokens} (round {done.result.round:,}). Undo it: refold undo {id} {done.edits[-1].at}")
+    if request.target is not None and done.result.missed_by:
+        missed = f"The target of {request.target:,} tokens was missed"
+        say(f"{missed}: {request.target + done.result.missed_by:,} are left, nothing else can be hidden.")

@@ -89,24 +89,24 @@ def config(
 
 def _of_agent(config: Config, agent: str | None) -> list[Setting]:
     """The settings of an agent, and the prompts that they select."""
-    prompts, path = config.prompts(agent), ("agents", agent or DEFAULT)
+    path = ("agents", agent or DEFAULT)
+    prompts = config.prompts(agent)
     profile = config.agent(agent).summarizer.profile
+    folder = config.origin(*path, "summarizer", "prompts")
+    found = list(config.in_force(agent))
 
-    def row(*name: str, template: Template, chosen: str = DEFAULT) -> Setting:
-        is_own = chosen == DEFAULT and template.origin != BUILT_IN
-        origin = config.origin(*path, "summarizer", "prompts") if is_own else chosen
-        return Setting(("prompts", *name), template.origin, origin)
+    def add(template: Template, *name: str, selected_by: str = DEFAULT) -> None:
+        is_own = selected_by == DEFAULT and template.origin != BUILT_IN
+        found.append(Setting(("prompts", *name), template.origin, folder if is_own else selected_by))
 
+    add(prompts.system, "system")
     by_profile = config.origin(*path, "summarizer", "profile")
-    rows = [
-        row("system", template=prompts.system),
-        row("conversation", profile, template=prompts.conversation, chosen=by_profile),
-        row("message", template=prompts.message),
-    ]
+    add(prompts.conversation, "conversation", profile, selected_by=by_profile)
+    add(prompts.message, "message")
     for tool, template in prompts.tools.items():
-        chosen = config.origin(*path, "tools", tool, "expire", "prompt")
-        rows.append(row("message", tool, template=template, chosen=chosen))
-    return [*config.in_force(agent), *rows]
+        origin = config.origin(*path, "tools", tool, "expire", "prompt")
+        add(template, "message", tool, selected_by=origin)
+    return found
 
 
 def _general(config: Config, url: str, store: str | None) -> list[Setting]:

@@ -30,7 +30,7 @@ def serve(
     port: Annotated[int | None, option("The port; 0 takes any free one; default: 8787.", "N")] = None,
     upstream_openai: Annotated[str | None, option("Such as https://host/v1.", "URL")] = None,
     upstream_anthropic: Annotated[str | None, option("Such as https://host.", "URL")] = None,
-    log_level: Annotated[str, option(f"{', '.join(get_args(Level))}.", "LEVEL")] = "info",
+    log_level: Annotated[Level, option(f"{', '.join(get_args(Level))}.", "LEVEL")] = "info",
     store: StoreUrl = None,
     config: ConfigFile = None,
 ) -> None:
@@ -39,8 +39,6 @@ def serve(
     Point the base URL of any agent at the gateway: it records conversations and fits them into the model's
     window. Logs go to stderr, one JSON object per line.
     """
-    if log_level not in get_args(Level):
-        raise typer.BadParameter(f"expected one of {', '.join(get_args(Level))}", param_hint="--log-level")
     upstreams = _given(openai=upstream_openai, anthropic=upstream_anthropic)
     settings = _given(host=host, port=port, upstreams=upstreams or None)
     file = config or default_config()
@@ -65,9 +63,10 @@ def token(
     from refold.serve.tokens import hash_of, new_token
 
     scopes = list(dict.fromkeys(scope or TokenSettings().scopes))
-    for one in scopes:
-        if one not in get_args(Right):
-            raise typer.BadParameter(f"expected one of {', '.join(get_args(Right))}", param_hint="--scope")
+    if wrong := [one for one in scopes if one not in get_args(Right)]:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is not one of {', '.join(get_args(Right))}", param_hint="--scope"
+        )
     made = new_token()
     entry = {"hash": hash_of(made), "owner": owner, "scopes": scopes}
     if json:

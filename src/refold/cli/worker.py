@@ -5,7 +5,7 @@ import time
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,7 +19,6 @@ RECENT_S = 3_600.0
 """How long finished jobs are listed by default."""
 MAX_JOBS = 100
 """Jobs that are printed one by one."""
-ACTIONS = ("retry", "drop")
 STYLES = {"queued": "", "running": "yellow", "done": "green", "failed": "red"}
 
 
@@ -73,7 +72,9 @@ def _summarizer(name: str) -> Any:
 @with_access
 def jobs(
     access: Access,
-    action: Annotated[str | None, argument("Retry a failed job, or drop it.", "retry|drop")] = None,
+    action: Annotated[
+        Literal["retry", "drop"] | None, argument("Retry a failed job, or drop it.", "retry|drop")
+    ] = None,
     id: Annotated[int | None, argument("The job to retry or drop.", "ID")] = None,
     failed: Annotated[bool, flag("Only failed jobs.", "--failed")] = False,
     every: Annotated[bool, flag("Jobs finished within a day; default: within an hour.", "--all")] = False,
@@ -84,8 +85,6 @@ def jobs(
     Jobs write summaries ahead of time, or compact. A failed job stays until you retry it
     (refold jobs retry ID) or drop it (refold jobs drop ID).
     """
-    if action not in (None, *ACTIONS):
-        raise typer.BadParameter(f"{action!r} is not an action; use {' or '.join(ACTIONS)}")
     if (action is None) != (id is None):
         raise typer.BadParameter("give an action and a job: refold jobs retry ID")
     with access.open() as backend:
