@@ -10,15 +10,13 @@ from msgspec.structs import asdict
 from refold.cli.format import one_line, places, plural, quoted
 from refold.cli.log import event_json, event_line
 from refold.cli.options import (
-    DEFAULT_OWNER,
     Access,
     Id,
     Json,
-    Owner,
     ViewName,
     flag,
     option,
-    with_access,
+    with_owner,
 )
 from refold.cli.terminal import complain, emit, progress, say
 from refold.config.config import DEFAULT
@@ -38,7 +36,7 @@ INTERRUPTED = 130
 SUMMARIZER_HELP = "A model to write the summary, such as openai/gpt-4o-mini; several are tried in order."
 
 
-@with_access
+@with_owner
 def compact(
     access: Access,
     id: Id,
@@ -59,7 +57,6 @@ def compact(
         bool, flag("Print what would be done by rule; change nothing, call no model.", "--dry-run")
     ] = False,
     later: Annotated[bool, flag("Queue it for a worker: see `refold jobs`.", "--later")] = False,
-    owner: Owner = DEFAULT_OWNER,
     view: ViewName = "main",
     json: Json = False,
 ) -> None:
@@ -71,7 +68,7 @@ def compact(
     if later and (dry_run or summarizer):
         raise typer.BadParameter("cannot be combined with --dry-run or --summarizer", param_hint="--later")
     options: dict[str, Any] = {"model": model, "agent": agent, "summarizer": summarizer or None}
-    with access.session(id, owner, view, **options) as session:
+    with access.session(id, view, **options) as session:
         request = CompactionRequest(strategy or session.settings.compaction.strategy, keep, target, focus)
         for name, given in (("--focus", focus), ("--summarizer", summarizer)):
             if given and request.strategy == SLIDING_WINDOW:

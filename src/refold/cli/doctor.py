@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 import refold
 from refold.cli.format import local, one_line, plural
-from refold.cli.options import DEFAULT_OWNER, Access, Json, argument, ids, option, with_access
+from refold.cli.options import DEFAULT_OWNER, Access, Json, argument, ids, option, with_store
 from refold.cli.terminal import answer, progress, say
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
@@ -25,7 +26,7 @@ MAX_FINDINGS = 50
 """Findings that are printed one by one."""
 
 
-@with_access
+@with_store
 def doctor(
     access: Access,
     id: Annotated[str | None, argument("Only this conversation.", "[ID]", autocompletion=ids)] = None,
@@ -42,7 +43,8 @@ def doctor(
         with access.open() as backend:
             only = None
             if id is not None:
-                only = access.existing(backend, id, owner or DEFAULT_OWNER, for_reading=owner is None)
+                whose = replace(access, owner=owner or DEFAULT_OWNER)
+                only = whose.existing(backend, id, for_reading=True)
             rows = [row for row in list_safely(backend, owner)[0] if only in (None, row.key)]
             health.conversations = len(rows)
             with progress("Checking", sum(row.next for row in rows)) as advance:

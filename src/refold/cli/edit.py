@@ -7,18 +7,16 @@ import typer
 
 from refold.cli.format import one_line, plural, quoted
 from refold.cli.options import (
-    DEFAULT_OWNER,
     Access,
     At,
     Id,
     Json,
-    Owner,
     Why,
     argument,
     flag,
     option,
     place,
-    with_access,
+    with_owner,
     with_session,
 )
 from refold.cli.terminal import emit, say
@@ -145,7 +143,7 @@ def _report(session: Session, before: int, json: bool, facts: dict[str, Any], se
     say(f"{sentence} (event #{facts['at']}); the view has {tokens}. Undo it: {undo_command}")
 
 
-@with_access
+@with_owner
 def fork(
     access: Access,
     id: Id,
@@ -153,13 +151,12 @@ def fork(
     at: Annotated[
         int | None, option("The last event that both share; default: the newest.", "N", parser=place)
     ] = None,
-    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Fork a conversation: the new one shares its events up to a place."""
     if not new:
         raise typer.BadParameter("expected at least one character", param_hint="NEW")
-    with access.session(id, owner) as session:
+    with access.session(id) as session:
         state = session.fork(new, at=at).inspect.state
     shared = state.next - 1
     if json:
@@ -168,18 +165,17 @@ def fork(
         say(f"{one_line(new)} shares {plural(state.index, 'message')} of {one_line(id)}, up to #{shared}.")
 
 
-@with_access
+@with_owner
 def delete(
     access: Access,
     id: Id,
     with_forks: Annotated[bool, flag("Erase its forks too.", "--with-forks")] = False,
     yes: Annotated[bool, flag("Do not ask for confirmation.", "--yes", "-y")] = False,
-    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Erase a conversation. This cannot be undone."""
     with access.open() as backend:
-        key = access.existing(backend, id, owner)
+        key = access.existing(backend, id)
         erased = [key]
         if with_forks:
             rows = list(backend.conversations())

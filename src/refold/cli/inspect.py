@@ -8,12 +8,10 @@ import typer
 from refold.cli import tables
 from refold.cli.format import one_line
 from refold.cli.options import (
-    DEFAULT_OWNER,
     Access,
     At,
     AtOrId,
     Json,
-    Owner,
     argument,
     flag,
     ids,
@@ -21,7 +19,7 @@ from refold.cli.options import (
     place,
     reading,
     reporting_damage,
-    with_access,
+    with_owner,
 )
 from refold.cli.terminal import Cell, answer, emit, progress, say, say_all, table
 from refold.core.errors import CannotExpandError, NotFoundError
@@ -36,13 +34,12 @@ ALL_OWNERS = "*"
 """What --owner takes for every owner."""
 
 
-@with_access
+@with_owner
 def list_(
     access: Access,
     all_owners: Annotated[
         bool, flag("List every owner's conversations; same as --owner '*'.", "--all-owners")
     ] = False,
-    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """List conversations, and how much of each the model sees.
@@ -50,7 +47,8 @@ def list_(
     A conversation belongs to an owner: `default` unless --owner names another. Conversations that the gateway
     records belong to the owner of the token, or else to a name derived from the API key.
     """
-    all_owners = all_owners or owner == ALL_OWNERS
+    owner = ALL_OWNERS if all_owners else access.owner
+    all_owners = owner == ALL_OWNERS
     with access.open() as backend, reporting_damage("The list of conversations"):
         listed = list(backend.conversations(None if all_owners else owner))
         is_empty = not listed and next(iter(backend.conversations()), None) is None
@@ -60,8 +58,7 @@ def list_(
                 rows.append(conversation_row(backend, one))
                 advance(1)
     if json:
-        whose = ALL_OWNERS if all_owners else owner
-        emit({"store": access.shown, "owner": whose, "conversations": rows})
+        emit({"store": access.shown, "owner": owner, "conversations": rows})
     elif rows:
         tables.conversations(rows, with_owner=all_owners)
     elif is_empty:
@@ -163,7 +160,7 @@ def diff(
     answer(session.diff(at, at2, other=other), json, tables.diff)
 
 
-@with_access
+@with_owner
 def search(
     access: Access,
     text: Annotated[str, argument("What to search for.", "TEXT")],
@@ -171,7 +168,6 @@ def search(
         str | None, option("Search in this conversation only.", "ID", autocompletion=ids)
     ] = None,
     limit: Annotated[int, option("The largest number of results.", "N")] = 10,
-    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Search recorded messages, the best match first.
@@ -180,13 +176,13 @@ def search(
     found as it is written. Messages that the model no longer sees are found too.
     """
     with access.open() as backend:
-        scope: Scope = owner
+        scope: Scope = access.owner
         if conversation is not None:
-            scope = access.existing(backend, conversation, owner, for_reading=True)
+            scope = access.existing(backend, conversation, for_reading=True)
         with progress("Reading") as advance:
             found = search_messages(backend, scope, text, limit, advance)
     if json:
-        emit({"store": access.shown, "owner": owner, "query": text, "hits": found})
+        emit({"store": access.shown, "owner": access.owner, "query": text, "hits": found})
     elif found:
         table(("id", ">place", "role", "time", "text"), map(_hit_cells, found))
     else:

@@ -6,16 +6,14 @@ from typing import Annotated, Any
 
 from refold.cli.format import one_line, plural
 from refold.cli.options import (
-    DEFAULT_OWNER,
     Access,
     Json,
     OutFile,
-    Owner,
     argument,
     ids,
     option,
     reporting_damage,
-    with_access,
+    with_owner,
 )
 from refold.cli.terminal import complain, emit, progress, say, writing
 from refold.config.config import DEFAULT, with_database
@@ -33,7 +31,7 @@ QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
 COVER_HELP = "The share of later uses that must still find the result."
 
 
-@with_access
+@with_owner
 def learn(
     access: Access,
     conversations: Annotated[
@@ -42,7 +40,6 @@ def learn(
     agent: Annotated[str | None, option("The agent to propose settings for.", "NAME")] = None,
     cover: Annotated[float, option(COVER_HELP, "SHARE", min=0.5, max=0.999)] = 0.99,
     out: OutFile = None,
-    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Propose when tool results expire, from how long they were used.
@@ -57,12 +54,14 @@ def learn(
         settings = with_database(access.config, backend)
         # Without configured agents, any name is allowed.
         current = settings.agent(agent if agent != DEFAULT and settings.agents else None)
-        keys = {access.existing(backend, id, owner) for id in conversations or ()}
-        rows = sorted(row for row in backend.conversations(owner) if row.key in keys or not conversations)
+        keys = {access.existing(backend, id) for id in conversations or ()}
+        rows = sorted(
+            row for row in backend.conversations(access.owner) if row.key in keys or not conversations
+        )
         pasts = _pasts(backend, rows, Meter(None, settings, current.model, current.counter))
     if not any(one.results for one in pasts):
         raise NotFoundError(
-            f"There is nothing to learn from in {access.shown}: owner {owner!r} has"
+            f"There is nothing to learn from in {access.shown}: owner {access.owner!r} has"
             f" {plural(len(pasts), 'conversation')} without tool results. `refold import FILE` adds some"
         )
     lessons = propose(pasts, cover)

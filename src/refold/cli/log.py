@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from refold.cli.format import glance, glance_json, local, one_line, places, plural
-from refold.cli.options import DEFAULT_OWNER, Access, Id, Json, Owner, flag, option, place, with_access
+from refold.cli.options import Access, Id, Json, flag, option, place, with_owner
 from refold.cli.terminal import Columns, emit, say
 from refold.core import codec
 from refold.core.event import (
@@ -31,7 +31,7 @@ from refold.session.results import error_text, utc
 STYLES = {"said": "", "replaced": "bold blue", "undone": "magenta", "pinned": "red", "measured": "dim"}
 
 
-@with_access
+@with_owner
 def log(
     access: Access,
     id: Id,
@@ -40,7 +40,6 @@ def log(
     follow: Annotated[
         bool, flag("Wait for new events, by any process, until Ctrl-C.", "-f", "--follow")
     ] = False,
-    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Print every event of a conversation, in order.
@@ -50,7 +49,7 @@ def log(
     if follow and limit is not None:
         raise typer.BadParameter("cannot be combined with --limit", param_hint="--follow")
     with access.open() as backend:
-        key = access.existing(backend, id, owner, for_reading=True)
+        key = access.existing(backend, id, for_reading=True)
         start = 0 if after is None else after + 1
         if follow:
             events = map(_decoded, follow_links(backend, key, start))

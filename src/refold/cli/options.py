@@ -94,11 +94,12 @@ DialectOption: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The store of a command, from its options, the environment and the configuration."""
+    """The store of a command, from its options, the environment and the configuration, and the owner."""
 
     given: str
     """The URL, which may contain a password."""
     config: Config
+    owner: str = DEFAULT_OWNER
 
     @property
     def shown(self) -> str:
@@ -106,9 +107,9 @@ class Access:
         return shown_url(self.given)
 
     @classmethod
-    def to(cls, store: str | None, config: Path | None) -> "Access":
+    def to(cls, store: str | None, config: Path | None = None, owner: str = DEFAULT_OWNER) -> "Access":
         settings = configured(config)
-        return cls(store or settings.store or DEFAULT_STORE, settings)
+        return cls(store or settings.store or DEFAULT_STORE, settings, owner)
 
     @contextmanager
     def open(self, *, create: bool = False) -> Iterator[Store]:
@@ -138,7 +139,7 @@ class Access:
         path = self.given.removeprefix("sqlite:///").partition("?")[0]
         return Path(path) if self.given.startswith("sqlite:///") and path not in ("", ":memory:") else None
 
-    def existing(self, store: Store, id: str, owner: str, *, for_reading: bool = False) -> Key:
+    def existing(self, store: Store, id: str, *, for_reading: bool = False) -> Key:
         """The key of a conversation that exists, damaged or not.
 
         Commands that only read (`for_reading`) may omit the owner where the store is local: if exactly one
@@ -147,19 +148,19 @@ class Access:
         Raises:
             NotFoundError: there is no such conversation.
         """
-        key = Key(owner, id)
+        key = Key(self.owner, id)
         try:
             if next(store.read(key, 0, 1), None) is not None:
                 return key
         except (CorruptError, ValueError):
             return key
-        names = [row.key.conversation for row in store.conversations(owner)]
+        names = [row.key.conversation for row in store.conversations(self.owner)]
         if id in names:  # a fork without events
             return key
         others: list[str] = []
         if self.given.startswith(("sqlite:", "memory:")):
             others = [row.key.owner for row in store.conversations() if row.key.conversation == id]
-        if for_reading and owner == DEFAULT_OWNER and len(others) == 1:
+        if for_reading and self.owner == DEFAULT_OWNER and len(others) == 1:
             complain(f"{id!r} belongs to the owner {others[0]!r} (--owner {quoted(others[0])})")
             return Key(others[0], id)
         advice = "`refold list --all-owners` shows every conversation"
@@ -171,7 +172,7 @@ class Access:
 
     @contextmanager
     def session(
-        self, id: str, owner: str, view: str = "main", *, for_reading: bool = False, **rest: Any
+        self, id: str, view: str = "main", *, for_reading: bool = False, **rest: Any
     ) -> Iterator[Session]:
         """Opens an existing conversation; `rest` is what else a session takes, such as its model.
 
@@ -179,16 +180,27 @@ class Access:
             NotFoundError: there is no such conversation.
         """
         with self.open() as store:
-            key = self.existing(store, id, owner, for_reading=for_reading)
+            key = self.existing(store, id, for_reading=for_reading)
             with reporting_damage(id):
                 yield Session(store, key, config=self.config, view=view, **rest)
 
 
-def with_access(command: Callable[..., None]) -> Callable[..., None]:
+def with_store(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command --store and --config, and calls it with the access to that store."""
 
     def run(store: StoreUrl = None, config: ConfigFile = None, **own: Any) -> None:
         command(Access.to(store, config), **own)
+
+    return _with_options_of(command, run)
+
+
+def with_owner(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command --owner too."""
+
+    def run(
+        store: StoreUrl = None, config: ConfigFile = None, owner: Owner = DEFAULT_OWNER, **own: Any
+    ) -> None:
+        command(Access.to(store, config, owner), **own)
 
     return _with_options_of(command, run)
 
@@ -204,7 +216,7 @@ def with_session(command: Callable[..., None], *, for_reading: bool = False) -> 
         view: ViewName = "main",
         **own: Any,
     ) -> None:
-        with Access.to(store, config).session(id, owner, view, for_reading=for_reading) as session:
+        with Access.to(store, config, owner).session(id, view, for_reading=for_reading) as session:
             command(session, **own)
 
     return _with_options_of(command, run)

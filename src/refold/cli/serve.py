@@ -8,15 +8,13 @@ import typer
 
 from refold.cli.options import (
     CONFIG,
-    DEFAULT_OWNER,
     Access,
     ConfigFile,
     Json,
-    Owner,
     StoreUrl,
     default_config,
     option,
-    with_access,
+    with_owner,
 )
 from refold.cli.terminal import emit, say
 from refold.config.serving import Right, TokenSettings
@@ -113,11 +111,10 @@ def requiring_extra(name: str) -> Iterator[None]:
 HTTP_HELP = "Serve HTTP on 127.0.0.1, at /mcp; 0 takes any free port. Default: stdin and stdout."
 
 
-@with_access
+@with_owner
 def mcp(
     access: Access,
     http: Annotated[int | None, option(HTTP_HELP, "PORT", min=0, max=65_535)] = None,
-    owner: Owner = DEFAULT_OWNER,
 ) -> None:
     """Serve conversations to an MCP client, as tools and resources.
 
@@ -132,7 +129,7 @@ def mcp(
     with requiring_extra("mcp"):
         from refold.adapters.mcp import run
     with access.open(create=True) as backend:
-        run(backend, owner=owner, config=access.config, http=http, tell=_say_mcp_address)
+        run(backend, owner=access.owner, config=access.config, http=http, tell=_say_mcp_address)
 
 
 def _say_mcp_address(url: str) -> None:

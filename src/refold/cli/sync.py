@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.cli.format import plural
-from refold.cli.options import Access, Json, flag, with_access
+from refold.cli.options import Access, Json, flag, with_store
 from refold.cli.terminal import complain, emit, progress, say
 from refold.core.errors import CorruptError, RefoldError, SettingError
 from refold.stores.store import Key
@@ -18,7 +18,7 @@ MAX_REFUSED = 50
 """Refused messages that are printed one by one."""
 
 
-@with_access
+@with_store
 def sync(
     access: Access,
     refused: Annotated[bool, flag("Deliver messages again that the memory refused.", "--refused")] = False,

@@ -9,18 +9,16 @@ import typer
 
 from refold.cli.format import one_line, plural, quoted
 from refold.cli.options import (
-    DEFAULT_OWNER,
     Access,
     DialectOption,
     InFile,
     Json,
     OutFile,
-    Owner,
     argument,
     flag,
     option,
     reporting_damage,
-    with_access,
+    with_owner,
 )
 from refold.cli.options import ids as known_ids
 from refold.cli.terminal import complain, emit, progress, say, writing
@@ -48,7 +46,7 @@ class ImportedConversation(msgspec.Struct, frozen=True):
     tokens: int
 
 
-@with_access
+@with_owner
 def import_(
     access: Access,
     file: InFile,
@@ -58,7 +56,6 @@ def import_(
     append: Annotated[bool, flag("Append to an existing conversation.", "--append")] = False,
     dialect: DialectOption = None,
     model: Annotated[str | None, option("The model whose tokens are counted.", "M")] = None,
-    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Import conversations from a file.
@@ -72,9 +69,9 @@ def import_(
     drafts = _drafts(data, id, file, access.config, model, dialect) if lines is None else {}
     with access.open(create=True) as backend:
         if lines is None:
-            done = _store(backend, drafts, owner, append)
+            done = _store(backend, drafts, access.owner, append)
         else:
-            key = load_lines(lines, backend, id, owner)
+            key = load_lines(lines, backend, id, access.owner)
             state = Session(backend, key).inspect.state
             done = [ImportedConversation(key.conversation, state.index, state.total)]
     if json:
@@ -140,7 +137,7 @@ def _store(
     return done
 
 
-@with_access
+@with_owner
 def export(
     access: Access,
     ids: Annotated[list[str], argument("The conversations.", "ID…", autocompletion=known_ids)],
@@ -149,7 +146,6 @@ def export(
         bool, flag("With --format: the current view instead of all recorded messages.", "--view")
     ] = False,
     out: OutFile = None,
-    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
     """Export the whole record as JSON lines, for `refold import`.
@@ -168,7 +164,7 @@ def export(
     if format is None and len(ids) > 1:
         raise typer.BadParameter("several conversations require --format", param_hint="ID")
     with access.open() as backend:
-        keys = [access.existing(backend, id, owner, for_reading=True) for id in ids]
+        keys = [access.existing(backend, id, for_reading=True) for id in ids]
         lines = _exported(backend, access.config, keys, format, view)
         if out is None:
             for line in lines:
@@ -213,7 +209,7 @@ def copy(
     """
     if source == target:
         raise typer.BadParameter("is the same store as FROM", param_hint="TO")
-    with Access.to(source, None).open() as old:
+    with Access.to(source).open() as old:
         rows = list(old.conversations(owner))
         of_owner = "" if owner is None else f" of owner {owner!r}"
         if missing := {*(id or ())} - {row.key.conversation for row in rows}:
@@ -221,7 +217,7 @@ def copy(
         if of_owner and not rows:
             raise NotFoundError(f"There are no conversations{of_owner} in {shown_url(source)}")
         rows = [row for row in rows if not id or row.key.conversation in id]
-        with Access.to(target, None).open(create=True) as new:
+        with Access.to(target).open(create=True) as new:
             with progress("Copying", sum(row.next for row in rows)) as advance:
                 copied = list(copy_conversations(old, new, rows, advance))
             settings = 0 if id or owner is not None else copy_settings(old, new)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refold.cli.format import one_line, plural
-from refold.cli.options import Access, Json, argument, flag, option, with_access
+from refold.cli.options import Access, Json, argument, flag, option, with_store
 from refold.cli.terminal import Cell, complain, emit, say, table
 from refold.core.errors import SettingError
 from refold.summaries.queue import QueuedJob, WorkerSettings, queue_of
@@ -26,7 +26,7 @@ DEFAULTS = WorkerSettings()
 SUMMARIZER_HELP = "openai/gpt-4o-mini, or your own as module:function; default: as configured."
 
 
-@with_access
+@with_store
 def worker(
     access: Access,
     concurrency: Annotated[int, option("Jobs at the same time.", "N", min=1)] = DEFAULTS.concurrency,
@@ -69,7 +69,7 @@ def _summarizer(name: str) -> Any:
     return found
 
 
-@with_access
+@with_store
 def jobs(
     access: Access,
     action: Annotated[

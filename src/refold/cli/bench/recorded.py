@@ -108,10 +108,10 @@ def _without_notes(message: Json) -> Json:
 
 
 def _stored(url: str, source: str, owner: str, ids: Sequence[str]) -> Iterator[Trace]:
-    access = Access.to(url, None)
+    access = Access.to(url, owner=owner)
     with access.open() as store:
         known = [row.key.conversation for row in store.conversations(owner)]
-        for key in [access.existing(store, id, owner) for id in ids or known]:
+        for key in [access.existing(store, id) for id in ids or known]:
             lines = export_lines(store, key)
             with refold.load(lines, store="memory://") as copy:  # nothing may reach a memory service
                 yield _rendered(copy, key.conversation, source)
