@@ -112,7 +112,7 @@ def test_a_tool_is_told_to_the_model_as_its_annotations_and_docstring_have_it():
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({"b": 1}, "missing required field `a`. It takes an object with a, b?"),
+        ({"b": 1}, "missing required field `a`. It takes: a, b"),
         ({"a": [1]}, "Expected `int`, got `array`"),
         ({"a": 1, "c": 2}, "contains unknown field `c`"),
         ('{"a": 1', "The arguments of add are wrong"),

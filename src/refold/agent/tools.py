@@ -88,18 +88,10 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
                 return values
             converted = msgspec.convert(values, self.type, strict=False)  # "5" is accepted for 5
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise ValueError(
-                f"The arguments of {self.name} are wrong: {error}. {self._expected()}"
-            ) from error
+            names = ", ".join(self.parameters.get("properties", {})) or "none"
+            raise ValueError(f"The arguments of {self.name} are wrong: {error}. It takes: {names}") from error
         arguments = {field: getattr(converted, field) for field in self.type.__struct_fields__}
         return {field: value for field, value in arguments.items() if value is not UNSET}
-
-    def _expected(self) -> str:
-        names = list(self.parameters.get("properties", {}))
-        for n, name in enumerate(names):
-            if name not in self.parameters.get("required", ()):
-                names[n] = f"{name}?"
-        return f"It takes an object with {', '.join(names)}" if names else "It takes none: {}"
 
     def declared(self, dialect: str) -> dict[str, Any]:
         """The declaration for requests in a dialect."""

@@ -46,6 +46,11 @@ ALL_OF_THE_WINDOW: Json = {
     "threshold_percent": 1.0,
 }
 WINDOW_ONLY: Json = {"strategy": "sliding-window", "prune": "off", "cap": "off"}
+SETTINGS: dict[str, Json] = {
+    "newest": {"agents": {"default": {"dedupe": "off", "compact": WINDOW_ONLY}}},
+    "written": {"agents": {"default": {"summarizer": {"max_calls": 100_000}}}},
+    **dict.fromkeys(CONTROLS, EVERYTHING),
+}
 BY_RULE: Json = {"summarizer": {"models": [], "executor": "thread"}}
 """A replay calls no model."""
 
@@ -69,34 +74,25 @@ class Arm:
     def __str__(self) -> str:
         return self.name if self.percent is None else f"{self.name} {self.percent} %"
 
-    def budget(self, trace: Trace) -> int:
+    def budget(self, trace: Trace) -> int | None:
+        """Tokens of the window; None for the configuration's own."""
+        if self.policy is not None and self.percent is None:
+            return None
         return max(MIN_BUDGET, sum(trace.counts) * (self.percent or 100) // 100)
 
-    def config(self, budget: int) -> Config:
-        """The settings that give it so many tokens."""
+    def config(self, budget: int | None) -> Config:
+        """The settings, with a window of that size."""
+        agent = self.agent or "default"
+        sources: list[Json | str] = [SETTINGS.get(self.name, {})]
         if self.policy is not None:
-            return self._policy_config(self.policy, budget)
-        match self.name:
-            case "newest":
-                return load_config(self._limited({"dedupe": "off"}, WINDOW_ONLY, budget))
-            case "written":
-                return load_config(self._limited({"summarizer": {"max_calls": 100_000}}, {}, budget))
-            case name:
-                return load_config(EVERYTHING if name in CONTROLS else self._limited({}, {}, budget))
-
-    def _policy_config(self, policy: str, budget: int) -> Config:
-        by_rule = {"agents": {self.agent or "default": BY_RULE}}
-        config = load_config([policy, by_rule] if policy else [by_rule])
+            sources = [*filter(None, [self.policy]), {"agents": {agent: BY_RULE}}]
+        config = load_config(sources)
         settings = config.agent(self.agent)
-        if self.percent is None or settings.is_off:
+        if budget is None or settings.is_off:
             return config
         compact = {k: v for k, v in msgspec.to_builtins(settings.compaction).items() if v is not None}
-        return load_config([config, self._limited({}, compact, budget)])
-
-    def _limited(self, agent: Json, compact: Json, budget: int) -> Json:
-        settings = {**agent, "compact": compact | ALL_OF_THE_WINDOW}
-        model = {"window": budget, "max_output": 1}
-        return {"models": {self.model or MODEL: model}, "agents": {self.agent or "default": settings}}
+        window = {"models": {self.model or MODEL: {"window": budget, "max_output": 1}}}
+        return load_config([config, window, {"agents": {agent: {"compact": compact | ALL_OF_THE_WINDOW}}}])
 
 
 @dataclass(slots=True)
@@ -140,7 +136,7 @@ def replay(trace: Trace, arm: Arm, budget: int | None = None) -> Run:
 class Replay:
     """A conversation on its way through a session."""
 
-    def __init__(self, trace: Trace, arm: Arm, budget: int) -> None:
+    def __init__(self, trace: Trace, arm: Arm, budget: int | None) -> None:
         config = arm.config(budget)
         configured = config.agent(arm.agent).model if arm.policy is not None else None
         model = arm.model or configured or MODEL

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from rich.console import Console
-from rich.progress import track
 
 from refold.cli.bench.replay import CONTROLS, MAX_ROUNDS, Arm, Run, replay
 from refold.cli.bench.tables import BenchTable
 from refold.cli.bench.trace import Json, Trace
+from refold.cli.terminal import progress
 from refold.config.config import DEFAULT, load_config
 from refold.core.errors import SettingError
 
@@ -54,7 +53,7 @@ def arms_of(
         for name, file in zip(names, files, strict=True):
             arms.append(Arm(name, percent, file, model, agent))
     for arm in arms:
-        arm.config(10**6)  # reports an error before anything is replayed
+        arm.config(None if own_windows else 10**6)  # reports an error before anything is replayed
     return arms
 
 
@@ -90,11 +89,14 @@ def in_processes(
     work: Callable[..., Result], tasks: Sequence[tuple[object, ...]], jobs: int
 ) -> Iterator[Result]:
     """The results of a function, called with each task in one of several processes; with a progress bar."""
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with (
+        ProcessPoolExecutor(jobs, get_context("spawn")) as pool,
+        progress("Replaying", len(tasks)) as advance,
+    ):
         try:
-            futures = [pool.submit(work, *task) for task in tasks]
-            for future in track(futures, "replaying", console=Console(stderr=True)):
+            for future in [pool.submit(work, *task) for task in tasks]:
                 yield future.result()
+                advance(1)
         finally:
             pool.shutdown(cancel_futures=True)
 
