@@ -269,7 +269,7 @@ def test_what_was_mended_is_told_on_stderr():
     orphans = [ASK, *({"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(9))]
     told = run("fit", "-", "--model", "large", input=orphans).stderr.splitlines()
     assert len(told) == 6
-    assert told[-1] == "refold: … and 4 notices more; --report has them all"
+    assert told[-1] == "refold: … and 4 more"
     assert len(report(orphans)["notices"]) == 9
 
 

@@ -18,7 +18,7 @@ from refold.cli.options import (
     option,
     with_owner,
 )
-from refold.cli.terminal import complain, emit, progress, say
+from refold.cli.terminal import at_most, complain, emit, progress, say
 from refold.config.config import DEFAULT
 from refold.core.errors import RefoldError
 from refold.core.event import Called, Replaced, Span
@@ -179,10 +179,8 @@ def _print(done: Compacted, id: str, request: CompactionRequest, dry_run: bool) 
         what = f"{places(done.span)} would be compacted by rule ({request.strategy})"
         say(f"{what}; the view would have {tokens}. Nothing was changed.")
         return
-    for edit in done.edits[:MAX_EDITS]:
-        say(f"#{edit.at} {event_line(edit)}")
-    if left := done.edits[MAX_EDITS:]:
-        say(f"… and {plural(len(left), 'edit')} more: refold log {id} --after {left[0].at - 1}")
+    for line in at_most([f"#{edit.at} {event_line(edit)}" for edit in done.edits], MAX_EDITS):
+        say(line)
     say(f"The view has {tokens} (round {done.result.round:,}). Undo it: refold undo {id} {done.edits[-1].at}")
     if request.target is not None and done.result.missed_by:
         missed = f"The target of {request.target:,} tokens was missed"

@@ -139,7 +139,7 @@ def _print(settings: list[Setting]) -> None:
     for one in settings:
         style = "dim" if one.origin == "default" else "green"
         rows.append([(one_line(one.name), ""), (one_line(one.shown), ""), (one_line(one.origin), style)])
-    table(("", "", ""), rows)
+    table(("", "", ""), rows, most=48)
 
 
 def _json(setting: Setting) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import typer
 import refold
 from refold.cli.format import local, one_line, plural
 from refold.cli.options import DEFAULT_OWNER, Access, Json, argument, ids, option, with_store
-from refold.cli.terminal import answer, progress, say
+from refold.cli.terminal import answer, at_most, progress, say
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
 from refold.session.doctor import BACKUP, Finding, examine, list_safely, missing_features
@@ -118,14 +118,15 @@ def _print(health: StoreHealth) -> None:
         say(f"{what} held by {one_line(lease.holder)}{until}", "yellow")
     for name, why in (health.cannot | health.without).items():
         say(f"without {name}: {one_line(why)}", "dim")
-    for one in health.findings[:MAX_FINDINGS]:
-        where = one_line(one.conversation or "")
-        where += "" if one.at is None else f" #{one.at}"
-        say(f"✗  {where + ': ' if where else ''}{one_line(one.problem)}", "red")
-        say(f"   {one.advice}")
-    if len(health.findings) > MAX_FINDINGS:
-        say(f"… and {len(health.findings) - MAX_FINDINGS:,} more: see --json", "red")
+    for line in at_most(list(map(_finding_text, health.findings)), MAX_FINDINGS):
+        say(line, "red")
     if health.findings:
         say(plural(len(health.findings), "problem"), "bold red")
     else:
         say("✓  No problems: everything is as it was written", "bold green")
+
+
+def _finding_text(one: Finding) -> str:
+    where = f"{one_line(one.conversation)} " if one.conversation else ""
+    where += "" if one.at is None else f"#{one.at} "
+    return f"✗  {where}{one_line(one.problem)}\n   {one.advice}"

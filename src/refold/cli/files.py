@@ -16,7 +16,7 @@ from refold.cli.options import (
     flag,
     option,
 )
-from refold.cli.terminal import Cell, complain, emit, pretty, progress, say, table, writing
+from refold.cli.terminal import Cell, at_most, complain, emit, pretty, progress, say, table, writing
 from refold.core.errors import MessageError, SettingError
 from refold.dialects.registry import TARGETS
 from refold.dialects.rules.targets import RULES
@@ -75,10 +75,8 @@ def fit(
             size += f", {saved_percent(tokens.before, tokens.final)} % saved"
         say(f"{one_line(str(out))}: {count}, {size}")
     if report is None:
-        for notice in fitted.report.notices[:MAX_NOTICES]:
+        for notice in at_most(fitted.report.notices, MAX_NOTICES):
             complain(notice)
-        if more := fitted.report.notices[MAX_NOTICES:]:
-            complain(f"… and {plural(len(more), 'notice')} more; --report has them all")
     elif report == "-":
         typer.echo(pretty(fitted.report), err=True)
     else:

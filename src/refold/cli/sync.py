@@ -6,7 +6,7 @@ import typer
 
 from refold.cli.format import plural
 from refold.cli.options import Access, Json, flag, with_store
-from refold.cli.terminal import complain, emit, progress, say
+from refold.cli.terminal import at_most, complain, emit, progress, say
 from refold.core.errors import CorruptError, RefoldError, SettingError
 from refold.stores.store import Key
 
@@ -57,10 +57,9 @@ def sync(
     else:
         for key, why in problems.items():
             complain(f"{key.conversation}: {why}")
-        for key, at, why in still[:MAX_REFUSED]:
-            complain(f"{key.conversation} #{at} was refused and is skipped: {why}")
-        if len(still) > MAX_REFUSED:
-            complain(f"… and {len(still) - MAX_REFUSED:,} more: see --json")
+        lines = [f"{key.conversation} #{at} was refused and is skipped: {why}" for key, at, why in still]
+        for line in at_most(lines, MAX_REFUSED):
+            complain(line)
         result = f"{plural(done, 'conversation')} delivered, {len(problems)} left"
         if still:
             result += f", {plural(len(still), 'message')} refused; to retry: `refold sync --refused`"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from refold.cli.format import full, glance, local, one_line, places, plural, quoted, saved_percent
-from refold.cli.terminal import Cell, fitted, say, table
+from refold.cli.terminal import Cell, at_most, fitted, say, table
 from refold.session.results import (
     ComparedView,
     ConversationRow,
@@ -85,10 +85,9 @@ def full_view(shown: ShownView) -> None:
 
 
 def _view_footer(shown: ShownView) -> None:
-    for notice in shown.notices[:MAX_REPAIRS]:
-        say(f"repaired when sent: {one_line(notice)}", "yellow")
-    if len(shown.notices) > MAX_REPAIRS:
-        say(f"… and {len(shown.notices) - MAX_REPAIRS} more: see --json", "yellow")
+    repairs = [f"repaired when sent: {one_line(notice)}" for notice in shown.notices]
+    for repair in at_most(repairs, MAX_REPAIRS):
+        say(repair, "yellow")
     name = "" if shown.view == "main" else f" {one_line(shown.view)!r}"
     when = "" if shown.at is None else f" right after #{shown.at}"
     tokens = shown.tokens

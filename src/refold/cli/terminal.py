@@ -120,9 +120,11 @@ class Columns:
         typer.echo((line + _styled(last, style)).rstrip())
 
 
-def fitted(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, cuts: bool = True) -> Columns:
-    """Columns as wide as their content, up to a part of the line."""
-    most = max(16, min(48, _line_width() - 64))
+def fitted(
+    titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, most: int | None = None, cuts: bool = True
+) -> Columns:
+    """Columns as wide as their content, up to `most`; by default, a part of the line."""
+    most = most or max(16, min(48, _line_width() - 64))
     widths = []
     for n, title in enumerate(titles[:-1]):
         texts = [title.removeprefix(">"), *(row[n][0] for row in rows if n < len(row) - 1)]
@@ -130,14 +132,22 @@ def fitted(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, cuts: bool 
     return Columns(titles, widths, cuts=cuts)
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]], *, cuts: bool = True) -> None:
+def table(
+    titles: Sequence[str], rows: Iterable[Sequence[Cell]], *, most: int | None = None, cuts: bool = True
+) -> None:
     """Prints a whole table, with its titles if there are any."""
     rows = list(rows)
-    columns = fitted(titles, rows, cuts=cuts)
+    columns = fitted(titles, rows, most=most, cuts=cuts)
     if any(titles):
         columns.head()
     for row in rows:
         columns.row(row)
+
+
+def at_most(lines: Sequence[str], most: int) -> list[str]:
+    """The first lines, and how many there are besides."""
+    rest = len(lines) - most
+    return [*lines[:most], f"… and {rest:,} more"] if rest > 0 else list(lines)
 
 
 def _line_width() -> int:

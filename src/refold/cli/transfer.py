@@ -21,7 +21,7 @@ from refold.cli.options import (
     with_owner,
 )
 from refold.cli.options import ids as known_ids
-from refold.cli.terminal import complain, emit, progress, say, writing
+from refold.cli.terminal import at_most, complain, emit, progress, say, writing
 from refold.config.config import Config
 from refold.core.draft import Draft
 from refold.core.errors import ConflictError, MessageError, NotFoundError, RefoldError, StoreError
@@ -77,10 +77,11 @@ def import_(
     if json:
         emit({"did": "import", "store": access.shown, "conversations": done})
         return
-    for one in done[:MAX_NAMED]:
-        say(f"{one_line(one.id)}: {plural(one.messages, 'message')}, {plural(one.tokens, 'token')}")
-    if len(done) > MAX_NAMED:
-        say(f"… and {len(done) - MAX_NAMED:,} more conversations")
+    sizes = [(one.id, plural(one.messages, "message"), plural(one.tokens, "token")) for one in done]
+    for line in at_most(
+        [f"{one_line(id)}: {messages}, {tokens}" for id, messages, tokens in sizes], MAX_NAMED
+    ):
+        say(line)
     say(f"Show it: refold show {quoted(done[0].id)}" if len(done) == 1 else "List them: refold list")
 
 
