@@ -661,7 +661,7 @@ def test_a_diff_with_a_fork_says_where_they_part_and_what_each_said(shell):
     assert [one["message"]["parts"][0]["text"] for one in found["old"]["recorded"]] == SAID[4:]
     assert [one["at"] for one in found["changes"] if one["sign"] == "+"] == [4, 5]
     lines = run("diff", "trip", "--with", "sea").stdout.splitlines()
-    assert lines[0] == "They part after #3"
+    assert lines[0] == "Both share the events up to #3"
     assert lines[1] == "trip recorded 2 messages since"
     assert "sea recorded 2 messages since" in lines
     assert any(line.startswith("--- trip view now") for line in lines)

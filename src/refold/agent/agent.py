@@ -218,7 +218,8 @@ class Agent:
 def _as_tool(agent: Agent) -> Tool:
     def work(task: str) -> None: ...
 
-    description = f"{agent.description} An agent of its own: its task says all that it needs to know.".strip()
+    rule = "A separate agent: its task must contain all that it needs to know."
+    description = f"{agent.description} {rule}".strip()
     return Tool.of(work, name=agent.name, description=description)
 
 

@@ -156,7 +156,7 @@ def explanation(found: Explanation, conversation: str) -> None:
 def savings(found: Sequence[EditSavings]) -> None:
     """What each batch of edits costs and saves, in order."""
     if not found:
-        say("No edit has an estimate yet: that takes a model whose prices are known.", "bold")
+        say("No edit has an estimate yet: estimates need a model with known prices.", "bold")
         return
     rows = list[list[Cell]]()
     for one in found:
@@ -181,7 +181,7 @@ def diff(found: Diff) -> None:
     columns = fitted(("", "", ">", "", ""), [*changes, *old, *new])
     if found.parted_at is not None:
         has_past = found.parted_at >= 0
-        say(f"They part after #{found.parted_at}" if has_past else "They share no events", "bold")
+        say(f"Both share the events up to #{found.parted_at}" if has_past else "They share no events", "bold")
         for side, rows in ((found.old, old), (found.new, new)):
             say(f"{one_line(side.conversation)} recorded {plural(len(rows), 'message')} since", "bold")
             for row in rows:

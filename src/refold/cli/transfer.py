@@ -77,12 +77,13 @@ def import_(
     if json:
         emit({"did": "import", "store": access.shown, "conversations": done})
         return
-    sizes = [(one.id, plural(one.messages, "message"), plural(one.tokens, "token")) for one in done]
-    for line in at_most(
-        [f"{one_line(id)}: {messages}, {tokens}" for id, messages, tokens in sizes], MAX_NAMED
-    ):
+    for line in at_most(list(map(_imported_text, done)), MAX_NAMED):
         say(line)
     say(f"Show it: refold show {quoted(done[0].id)}" if len(done) == 1 else "List them: refold list")
+
+
+def _imported_text(one: ImportedConversation) -> str:
+    return f"{one_line(one.id)}: {plural(one.messages, 'message')}, {plural(one.tokens, 'token')}"
 
 
 def _drafts(

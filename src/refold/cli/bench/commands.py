@@ -30,7 +30,7 @@ Markdown: TypeAlias = Annotated[bool, flag("Print tables in Markdown.", "--markd
 
 @app.callback()
 def bench() -> None:
-    """Measure what compaction saves and loses, what conversations cost, and how fast a step is."""
+    """Measure retention, cost and speed."""
 
 
 @app.command()
@@ -88,7 +88,7 @@ def retention(
     else:
         show(bench.tables(rows, only_totals=only_totals), markdown=markdown)
         dropped = max(row.numbers["dropped"] for row in rows)
-        print(f"{dropped} probes left out: their value does not stand before its use.")
+        print(f"{dropped} probes left out: their value does not occur before its use.")
         if not any(row.numbers["probes"] for row in rows):
             print("No call uses a value of an earlier result: nothing can be said about what is lost.")
         if policy is not None:
