@@ -23,8 +23,7 @@ import msgspec
 import typer
 
 from refold.cli.bench.generate import WORDS
-from refold.cli.bench.probes import MIN_GAP
-from refold.cli.bench.trace import Json, Probe, Trace
+from refold.cli.bench.trace import MIN_GAP, Json, Probe, Trace
 
 STEPS = (32, 40, 48, 64, 96, 128, 320)
 """Calls of the conversations, each once with one request of the user's and once with many."""

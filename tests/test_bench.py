@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 import refold
 from refold.cli import app
 from refold.cli.bench import speed
-from refold.cli.bench.probes import extracted
 from refold.cli.bench.recorded import load
 from refold.cli.bench.replay import Arm, replay
 from refold.cli.bench.retention import LOST, SAVED, arms_of
+from refold.cli.bench.trace import extracted
 from refold.core.errors import NotFoundError, SettingError
 
 STEPS = (32,)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from refold.cli.bench.probes import extracted, key_of
 from refold.cli.bench.recorded import load
 from refold.cli.bench.replay import Arm, Run, replay
 from refold.cli.bench.retention import failed_controls
-from refold.cli.bench.trace import Trace, counted, has_key_near, text_of
+from refold.cli.bench.trace import Trace, counted, extracted, has_key_near, key_of, text_of
 from refold.core.errors import NotFoundError
 
 CODES = ("QX7-4411", "QX7-9032")

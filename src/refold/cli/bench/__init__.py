@@ -1,5 +1,5 @@
 """Benchmarks for users: what is kept (`retention`), what it costs (`cost`), how fast it is (`speed`).
 
-`commands.py` declares the commands. `recorded.py` reads conversations, `probes.py` finds the values that
-later calls needed, `replay.py` replays a conversation through a session.
+`commands.py` declares the commands. `trace.py` has recorded conversations and the values that later calls
+needed, `recorded.py` reads them, `replay.py` replays one through a session.
 """

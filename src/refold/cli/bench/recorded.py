@@ -15,8 +15,18 @@ from pathlib import Path
 import msgspec
 
 import refold
-from refold.cli.bench.probes import extracted, with_key
-from refold.cli.bench.trace import DIALECT, EVERYTHING, MODEL, Json, Probe, Trace, counted, text_of
+from refold.cli.bench.trace import (
+    DIALECT,
+    EVERYTHING,
+    MODEL,
+    Json,
+    Probe,
+    Trace,
+    counted,
+    extracted,
+    text_of,
+    with_key,
+)
 from refold.cli.options import Access
 from refold.core.errors import CorruptError, NotFoundError
 from refold.session.export import export_lines
