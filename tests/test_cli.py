@@ -289,7 +289,7 @@ def test_json_lines_are_a_conversation_each_with_its_own_id():
     write("runs.jsonl", "\n".join([*lines, '{"messages": [{"role": "user", "content": "no id"}]}', ""]))
     said = run("import", "runs.jsonl").stdout
     assert "run/0: 1 message" in said
-    assert "3 more conversations" in said
+    assert "… and 3 more" in said
     ids = {row["id"] for row in ask("list")["conversations"]}
     assert ids == {*(f"run/{n}" for n in range(12)), "runs-13"}
     run("import", "runs.jsonl", "--id", "one", code=2)

@@ -127,6 +127,6 @@ def _print(health: StoreHealth) -> None:
 
 
 def _finding_text(one: Finding) -> str:
-    where = f"{one_line(one.conversation)} " if one.conversation else ""
-    where += "" if one.at is None else f"#{one.at} "
+    place = "" if one.at is None else f" #{one.at}"
+    where = f"{one_line(one.conversation)}{place}: " if one.conversation else ""
     return f"✗  {where}{one_line(one.problem)}\n   {one.advice}"
