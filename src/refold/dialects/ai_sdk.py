@@ -11,8 +11,9 @@ from typing import Any, Literal
 from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Part, Reasoning, Role, Text, ToolCall, ToolResult
-from refold.dialects.dialect import Dialect, RepairedMessages
+from refold.dialects.dialect import Dialect
 from refold.dialects.rules.ai_sdk import AiSdkRules
+from refold.dialects.rules.request import Facts
 from refold.dialects.shape import (
     EMPTY,
     expect,
@@ -233,12 +234,8 @@ def _mime(media: Media) -> str:
     return mime or DEFAULT_MIMES[media.kind]
 
 
-def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
-    """Messages whose calls and results belong together."""
-    notices: list[str] = []
-    return RepairedMessages(
-        [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(messages)], notices
-    )
+def repair(messages: Sequence[dict[str, Any]], notices: list[str], facts: Facts) -> list[dict[str, Any]]:
+    return [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(messages)]
 
 
 def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.dialects.dialect import Dialect, RepairedMessages
+from refold.dialects.dialect import Dialect
 from refold.dialects.rules.anthropic import AnthropicRules
+from refold.dialects.rules.request import Facts
 from refold.dialects.shape import (
     EMPTY,
     expect,
@@ -212,21 +213,14 @@ def as_user(message: dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "text", "text": "[system]"}, *blocks]}
 
 
-def repair(
-    messages: Sequence[dict[str, Any]], *, no_prefill: bool = False, marks: int = 0, **_: Any
-) -> RepairedMessages:
-    """Messages that the API accepts one by one.
-
-    `marks` is the number of cache marks outside the messages.
-    """
-    notices: list[str] = []
+def repair(messages: Sequence[dict[str, Any]], notices: list[str], facts: Facts) -> list[dict[str, Any]]:
     repaired = _with_whole_server_calls(_with_system_in_place(messages, notices), notices)
     repaired = [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(repaired)]
-    repaired = _with_few_marks(_with_valid_thinking(repaired, notices), MAX_MARKS - marks, notices)
-    if no_prefill and repaired and repaired[-1].get("role") == "assistant":
+    repaired = _with_few_marks(_with_valid_thinking(repaired, notices), MAX_MARKS - facts.marks, notices)
+    if facts.no_prefill and repaired and repaired[-1].get("role") == "assistant":
         repaired.append({"role": "user", "content": GO_ON})
         notices.append("added a user message at the end: this model does not continue an assistant message")
-    return RepairedMessages(repaired, notices)
+    return repaired
 
 
 def _with_system_in_place(messages: Sequence[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:

@@ -1,19 +1,13 @@
 """The definition of a dialect: the message format of one API, and how its requests are laid out."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from refold.core.message import Message
-from refold.dialects.rules.request import RequestRules
+from refold.dialects.rules.request import Facts, RequestRules
 from refold.dialects.shape import OWN, stands_apart
-
-
-class RepairedMessages(NamedTuple):
-    messages: list[dict[str, Any]]
-    notices: list[str]
-    """One for each repair."""
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -32,8 +26,10 @@ class Dialect(msgspec.Struct, frozen=True):
     """The fields of a value that are for refold and are not sent."""
     results: Callable[[Any], list[int]] = lambda value: []
     """Indices of the tool results among the blocks of its content."""
-    repair: Callable[..., RepairedMessages] = lambda messages, **facts: RepairedMessages(messages, [])
-    """`repair(messages, **facts)` makes messages that the API accepts; facts are, for example, `store`."""
+    repair: Callable[[Sequence[Any], list[str], Facts], list[Any]] = lambda messages, notices, facts: [
+        *messages
+    ]
+    """`repair(messages, notices, facts)`: messages that the API accepts, and a notice for each change."""
     declare_tool: Callable[[str, str, Any], dict[str, Any]] = lambda name, about, schema: {}
     """The declaration of a tool by its name, its description and the JSON schema of its arguments."""
 

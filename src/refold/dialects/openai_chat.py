@@ -11,8 +11,9 @@ from typing import Any
 from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Part, Role, StepStart, Text, ToolCall, ToolResult
-from refold.dialects.dialect import Dialect, RepairedMessages
+from refold.dialects.dialect import Dialect
 from refold.dialects.rules.openai_chat import ChatRules
+from refold.dialects.rules.request import Facts
 from refold.dialects.shape import (
     EMPTY,
     OWN,
@@ -193,11 +194,9 @@ def tool_id(id: str) -> str:
     return fitting_id(id, 40)
 
 
-def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
-    """Messages that the API accepts one by one."""
-    notices: list[str] = []
+def repair(messages: Sequence[dict[str, Any]], notices: list[str], facts: Facts) -> list[dict[str, Any]]:
     repaired = [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(messages)]
-    return RepairedMessages(_in_batches(repaired, notices), notices)
+    return _in_batches(repaired, notices)
 
 
 def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:

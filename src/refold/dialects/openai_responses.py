@@ -22,8 +22,9 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.dialects.dialect import Dialect, RepairedMessages
+from refold.dialects.dialect import Dialect
 from refold.dialects.rules.openai_responses import ResponsesRules
+from refold.dialects.rules.request import Facts
 from refold.dialects.shape import (
     EMPTY,
     OWN,
@@ -253,12 +254,9 @@ def tool_id(id: str) -> str:
     return fitting_id(id, 64)
 
 
-def repair(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: Any) -> RepairedMessages:
-    """Items that the API accepts one by one."""
-    notices: list[str] = []
+def repair(messages: Sequence[dict[str, Any]], notices: list[str], facts: Facts) -> list[dict[str, Any]]:
     items = [_repaired(item, f"input[{n}]", notices) for n, item in enumerate(messages)]
-    items = _answered_in_kind(items, notices)
-    return RepairedMessages(_with_reasoning(items, store, notices), notices)
+    return _with_reasoning(_answered_in_kind(items, notices), facts.store, notices)
 
 
 def _repaired(item: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def collect(chunks: Sequence[Any], where: str = "chunks") -> ParsedReply | None:
         MessageError: a chunk has the wrong shape; names it.
     """
     whole = join(chunks, where)
-    reply = take(whole, where) if whole is not None else None
+    reply = take(whole, f"{where}[0:{len(chunks)}]") if whole is not None else None
     if reply is None or reply.finish != INTERRUPTED:
         return reply
     said = [message for message in reply.messages if any(message[key] for key in message if key != "role")]

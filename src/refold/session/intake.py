@@ -18,6 +18,7 @@ from refold.dialects import flat, openai_responses, replies
 from refold.dialects.dialect import Dialect
 from refold.dialects.registry import DIALECTS, TARGETS, is_plain, readable_as, recognize
 from refold.dialects.replies import ParsedReply
+from refold.dialects.rules.request import Facts
 from refold.dialects.rules.targets import RULES
 from refold.dialects.shape import kind_of, own_id
 from refold.models.count import Units
@@ -369,7 +370,7 @@ def _require_repairable(value: Any, dialect: Dialect, where: str) -> None:
         return
     problem = _unrepairable(items, dialect)
     if problem:
-        problem = _unrepairable(dialect.repair(items).messages, dialect)
+        problem = _unrepairable(dialect.repair(items, [], Facts()), dialect)
     if problem:
         raise MessageError(where, problem.split(" ", 2)[2].replace("this API", dialect.name))
 

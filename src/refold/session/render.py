@@ -10,7 +10,6 @@ from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
 from refold.core.pairing import NO_RESULT, MissingResult, OrphanResult, Slot, has_renamed_ids, repair_pairs
-from refold.dialects.dialect import RepairedMessages
 from refold.dialects.message_list import MessageList
 from refold.dialects.registry import DIALECTS, is_plain
 from refold.dialects.rules.request import Facts, RequestRules, has_cache_mark
@@ -194,21 +193,21 @@ class Renderer:
                 tokens += self._counter.message(placeholder)
         tokens -= sum(line.tokens for line in left_out)
         facts = self._facts(message_list)
-        made = RepairedMessages(message_list.messages, [])
-        rules = self._check(message_list.messages, facts)
+        messages = message_list.messages
+        repairs: list[str] = []
+        rules = self._check(messages, facts)
         if _violations(rules):
-            known = {"no_prefill": facts.no_prefill, "store": facts.store, "marks": facts.marks}
-            made = DIALECTS[self._request.dialect].repair(message_list.messages, **known)
-            rules = self._check(made.messages, facts)
+            messages = DIALECTS[self._request.dialect].repair(messages, repairs, facts)
+            rules = self._check(messages, facts)
         if paired and any(fault.rule in rules.PAIRING for fault in rules.violations):
             return self._render_repaired(lines, False, break_at)
         for fault in _violations(rules):
             if fault.rule == "S1":
                 raise RefoldError(f"The request is not valid and cannot be repaired: {fault.message}")
             raise RefoldError(f"refold built an invalid request. This is a bug, please report it: {fault}")
-        all_notices = (*self._notices_of(notes), *message_list.notices, *notices, *made.notices)
-        added = tokens + REPAIR_TOKENS * len(made.notices)
-        return _rendered(message_list, made.messages, all_notices, added, break_at)
+        all_notices = (*self._notices_of(notes), *message_list.notices, *notices, *repairs)
+        added = tokens + REPAIR_TOKENS * len(repairs)
+        return _rendered(message_list, messages, all_notices, added, break_at)
 
     def _check(self, messages: list[dict[str, Any]], facts: Facts) -> RequestRules:
         rules = RULES[self._request.dialect](facts)
