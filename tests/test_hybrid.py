@@ -28,10 +28,10 @@ from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
     Forks,
     Key,
+    LocatesIds,
     Memories,
     Memory,
     MessageListener,
-    SearchIndex,
     SelfCheck,
     SessionHooks,
     SpokenMessage,
@@ -157,7 +157,7 @@ def test_it_can_do_what_its_record_can_and_has_memories(notebook):
                 setattr(self, verb, getattr(inner, verb))
 
     rich, plain = HybridStore(MemoryStore(), notebook), HybridStore(Plain(), notebook)
-    for protocol in (Forks, SearchIndex):
+    for protocol in (Forks, LocatesIds):
         assert isinstance(rich, protocol)
         assert not isinstance(plain, protocol)
     for protocol in (Memories, MessageListener, SessionHooks, Shelf):

@@ -20,6 +20,7 @@ from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
     LOCATED,
     Forks,
+    FoundPlace,
     Key,
     LocatesIds,
     Memories,
@@ -380,8 +381,24 @@ class TellsSummaries(MemoryStore):
 
 
 class SearchesAll(MemoryStore):
-    def _within(self, scope):
-        return list(self._all.items())
+    """Its index has the words of all owners."""
+
+    def index(self, scope, words, /):
+        self.words = words
+        return iter(())
+
+    def embed(self, scope, embedder, vectors, /):
+        return iter(())
+
+    def nearest(self, scope, embedder, vector, limit, /):
+        return []
+
+    def search(self, scope, query, limit, /):
+        found = []
+        for row in super().conversations():
+            texts = ((link.entry.at, self.words(link.entry)) for link in self.read(row.key))
+            found += [FoundPlace(row.key, at, 1.0) for at, one in texts if one and query.matches(one)]
+        return found[:limit]
 
 
 class ListsAll(MemoryStore):

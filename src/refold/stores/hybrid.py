@@ -97,8 +97,7 @@ class HybridStore:
         self._sync.open()
         if entries:
             self._sync.before_append(key, is_new=entries[0].at == 0)
-        fence = {} if lease is None else {"lease": lease}
-        digest = self.record.append(key, entries, after=after, **fence)
+        digest = self.record.append(key, entries, after=after, lease=lease)
         if entries:
             self._sync.appended(key, len(entries), self._delay_s)
         return digest

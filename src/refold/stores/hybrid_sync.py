@@ -1,7 +1,6 @@
 """Delivers what is recorded to a service that learns from it; a cursor in the record says how far it got."""
 
 import math
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import msgspec
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import CorruptError, MessageError, StoreError
+from refold.stores.forks import renew_after_fork
 from refold.stores.lease_holder import RenewedLease
 from refold.stores.packing import key_digest, pack, unpack
 from refold.stores.shelf import Shelf
@@ -92,10 +92,11 @@ class MemorySync:
         self.spoken: Callable[[Entry], SpokenMessage | None] | None = None
         self.problem: str | None = None
         """Why the last delivery failed; None if it did not."""
-        self._start()
+        self.after_fork()
+        renew_after_fork(self)
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
+    def after_fork(self) -> None:
+        """A forked process delivers what it appends, in a thread of its own."""
         self._is_closed = False
         self._using = RLock()
         """Held while the record is used and closed: a closed store would reopen."""
@@ -119,9 +120,7 @@ class MemorySync:
         """The value of `_accepted` when the service began to refuse a conversation's next message."""
 
     def open(self) -> None:
-        """May be called again after `close`. A forked process starts anew."""
-        if self._pid != os.getpid():
-            self._start()
+        """May be called again after `close`."""
         self._is_closed = False
 
     def close(self) -> None:

@@ -150,8 +150,18 @@ class Mem0Memorizer:
     def _find(self, key: Key, query: str | None, limit: int, namespace: str | None) -> list[Memory]:
         query = query if query is not None and query.strip() else None
         with self._explained_errors():
-            found = self._mem0.find(self._whose(key), query and _clean(query), limit, namespace)
-            return [_memory(one) for one in found][:limit]
+            whose = self._whose(key)
+            search: dict[str, Any] = {"filters": whose, "top_k": limit}
+            listing = search
+            if self._is_cloud:
+                if namespace is not None:
+                    search["filters"] = {"AND": [whose, {"categories": {"in": [_clean(namespace)]}}]}
+                listing = {"filters": search["filters"], "page": 1, "page_size": min(limit, PAGE)}
+            if query is not None:
+                found = self.client.search(_clean(query), **search)
+            else:
+                found = self.client.get_all(**listing)
+            return [_memory(one) for one in _results(found)][:limit]
 
     def forget(self, key: Key, /) -> None:
         """Deletes what came from the conversation, as far as metadata of merged memories still says so."""
@@ -162,7 +172,7 @@ class Mem0Memorizer:
                 if not ids:
                     self._sure.pop(key, None)
                     return
-                self._mem0.delete(ids)
+                self._delete(ids)
         raise StoreError(f"Mem0 still returns memories of {key.conversation!r} after deleting them; retry")
 
     def close(self) -> None:
@@ -197,10 +207,6 @@ class Mem0Memorizer:
             http.close()
             raise
 
-    @property
-    def _mem0(self) -> "_Cloud | _Library":
-        return _Cloud(self.client) if self._is_cloud else _Library(self.client)
-
     def _whose(self, key: Key) -> dict[str, str]:
         """Owners are separate at the levels of user and session, and share agents and organizations."""
         name = _plain(key.owner if self._user is None else self._user)
@@ -212,8 +218,28 @@ class Mem0Memorizer:
 
     def _from(self, key: Key, **places: int) -> list[dict[str, Any]]:
         """The memories that came from a conversation."""
-        found = self._mem0.list(self._whose(key), {"refold": key_digest(key), **places})
+        whose = self._whose(key)
+        metadata: dict[str, Any] = {"refold": key_digest(key), **places}
+        found: list[dict[str, Any]] = []
+        if not self._is_cloud:
+            found = _results(self.client.get_all(filters=whose | metadata, top_k=PAGE))
+        else:
+            about = [{"metadata": {name: value}} for name, value in metadata.items()]
+            for page in range(1, PAGE + 1):
+                answer = self.client.get_all(filters={"AND": [whose, *about]}, page=page, page_size=PAGE)
+                found += _results(answer)
+                if not isinstance(answer, dict) or not answer.get("next"):
+                    break
         return [one for one in found if (one.get("metadata") or {}).get("refold") == key_digest(key)]
+
+    def _delete(self, ids: Sequence[str]) -> None:
+        if self._is_cloud:
+            for start in range(0, len(ids), PAGE):
+                self.client.batch_delete([{"memory_id": id} for id in ids[start : start + PAGE]])
+            return
+        for id in ids:
+            with suppress(ValueError):  # another process deleted it
+                self.client.delete(id)
 
     def _unknown(self, key: Key, said: Sequence[SpokenMessage]) -> list[SpokenMessage]:
         """The messages that Mem0 does not have yet: a batch may have arrived though this process died, or the
@@ -252,65 +278,16 @@ class Mem0Memorizer:
         except RefoldError:
             raise
         except Exception as error:
-            told = USER_INFO.sub("***@", str(error) or repr(error))[:500]
+            message = USER_INFO.sub("***@", str(error) or repr(error))[:500]
             is_never = getattr(error, "error_code", "") in NEVER or type(error).__name__ == "ValidationError"
             if _status(error) in (401, 403) and self._given is None:
                 raise StoreError(
-                    f"Mem0 does not accept the key from {self._key_from}: {told}. Use one that is valid"
+                    f"Mem0 does not accept the key from {self._key_from}: {message}. Use one that is valid"
                     f" for {self._shown_host}; nothing is lost meanwhile"
                 ) from error
             if refusals and is_never:
-                raise MessageError("Mem0", f"refuses it: {told}") from error
-            raise StoreError(f"Mem0 does not answer as it should: {told}; retry") from error
-
-
-class _Cloud:
-    """Mem0's service, by its `mem0.MemoryClient`."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def find(self, whose: dict[str, str], query: str | None, limit: int, namespace: str | None) -> list[Any]:
-        filters: dict[str, Any] = dict(whose)
-        if namespace is not None:
-            filters = {"AND": [whose, {"categories": {"in": [_clean(namespace)]}}]}
-        if query is not None:
-            return _results(self._client.search(query, filters=filters, top_k=limit))
-        return _results(self._client.get_all(filters=filters, page=1, page_size=min(limit, PAGE)))
-
-    def list(self, whose: dict[str, str], metadata: dict[str, Any]) -> list[Any]:
-        about = [{"metadata": {name: value}} for name, value in metadata.items()]
-        found: list[Any] = []
-        for page in range(1, PAGE + 1):
-            answer = self._client.get_all(filters={"AND": [whose, *about]}, page=page, page_size=PAGE)
-            found += _results(answer)
-            if not isinstance(answer, dict) or not answer.get("next"):
-                break
-        return found
-
-    def delete(self, ids: Sequence[str]) -> None:
-        for start in range(0, len(ids), PAGE):
-            self._client.batch_delete([{"memory_id": id} for id in ids[start : start + PAGE]])
-
-
-class _Library:
-    """The open-source `mem0.Memory`."""
-
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-
-    def find(self, whose: dict[str, str], query: str | None, limit: int, namespace: str | None) -> list[Any]:
-        if query is not None:
-            return _results(self._memory.search(query, filters=whose, top_k=limit))
-        return _results(self._memory.get_all(filters=whose, top_k=limit))
-
-    def list(self, whose: dict[str, str], metadata: dict[str, Any]) -> list[Any]:
-        return _results(self._memory.get_all(filters=whose | metadata, top_k=PAGE))
-
-    def delete(self, ids: Sequence[str]) -> None:
-        for id in ids:
-            with suppress(ValueError):  # another process deleted it
-                self._memory.delete(id)
+                raise MessageError("Mem0", f"refuses it: {message}") from error
+            raise StoreError(f"Mem0 does not answer as it should: {message}; retry") from error
 
 
 def _status(error: BaseException) -> int | None:

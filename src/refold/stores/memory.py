@@ -39,26 +39,25 @@ class MemoryStore(Shelf):
         self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
     ) -> bytes:
         with self._lock:
-            mine = self._all.get(key) or _Conversation(time.time())
-            if lease is not None:
-                require_held(key, lease, self.get(key, LEASE + lease.name))
-            digest = mine.links[-1].digest if mine.links else GENESIS
-            require_next(key, entries, len(mine.links), digest, after)
+            own = self._all.get(key) or _Conversation(time.time())
+            require_held(key, lease, None if lease is None else self.get(key, LEASE + lease.name))
+            digest = own.links[-1].digest if own.links else GENESIS
+            require_next(key, entries, len(own.links), digest, after)
             links = []
             for entry in entries:
                 digest = chain(digest, entry)
                 links.append(Link(entry, digest))
             if links:
-                mine.add(links)
-                self._all[key] = mine
+                own.add(links)
+                self._all[key] = own
             return digest
 
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
     ) -> Iterator[Link]:
         with self._lock:
-            mine = self._all.get(key)
-            links = mine.links[max(0, start) : stop] if mine else []
+            own = self._all.get(key)
+            links = own.links[max(0, start) : stop] if own else []
         return (link for link in links if link.entry.kind != but)
 
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
@@ -68,28 +67,27 @@ class MemoryStore(Shelf):
 
     def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
         with self._lock:
-            mine = [(key, one) for key, one in self._all.items() if key.owner == owner]
-            return {
-                id: (key, one.places[id])
-                for key, one in mine
-                for id in ids
-                if one.places.get(id, -1) >= one.fork_at
-            }
+            found: dict[str, tuple[Key, int]] = {}
+            for key, one in self._all.items():
+                if key.owner == owner:
+                    places = {id: at for id in ids if (at := one.places.get(id, -1)) >= one.fork_at}
+                    found |= {id: (key, at) for id, at in places.items()}
+            return found
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         with self._lock:
-            mine = self._all.pop(key, None)
+            own = self._all.pop(key, None)
             self._shelf = {of: value for of, value in self._shelf.items() if of[0] != key}
-            forks = [fork for fork, one in self._all.items() if mine and one.parent == key]
+            forks = [fork for fork, one in self._all.items() if own and one.parent == key]
             if with_forks:
                 for fork in forks:
                     self.erase(fork, with_forks=True)
                 return []
             for fork in forks:
                 one = self._all[fork]
-                assert mine is not None
-                one.parent = mine.parent
-                one.fork_at = min(one.fork_at, mine.fork_at)
+                assert own is not None
+                one.parent = own.parent
+                one.fork_at = min(one.fork_at, own.fork_at)
             return forks
 
     def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:

@@ -25,8 +25,8 @@ def _cosines(vector: bytes, blobs: list[bytes]) -> list[float]:
     try:
         import numpy
     except ImportError:
-        asked = array("f", vector)
-        return [sum(map(mul, asked, memoryview(blob).cast("f"))) for blob in blobs]
+        query = array("f", vector)
+        return [sum(map(mul, query, memoryview(blob).cast("f"))) for blob in blobs]
     matrix = numpy.frombuffer(b"".join(blobs), numpy.float32).reshape(len(blobs), -1)
     scores: list[float] = (matrix @ numpy.frombuffer(vector, numpy.float32)).tolist()
     return scores

@@ -111,7 +111,8 @@ class PostgresStore(PostgresIndex, Shelf):
             if known is None or not places or places != list(range(places[0], places[0] + len(places))):
                 rows = self.pool("tip", key=key_digest(key), lease=_lease_name(lease))
                 next, known, held = rows[0] if rows else (0, GENESIS, None)
-                _require(key, entries, after, lease, next, known, held)
+                require_held(key, lease, held)
+                require_next(key, entries, next, known, after)
             if not places:
                 return known
             digests = [known]
@@ -120,7 +121,8 @@ class PostgresStore(PostgresIndex, Shelf):
             stored, next, last, held = self._append(key, entries, digests, lease)
             if stored:
                 return digests[-1]
-            _require(key, entries, after, lease, next, last, held)
+            require_held(key, lease, held)
+            require_next(key, entries, next, last, after)
             known = None  # the conversation was erased and started again in between
 
     def _append(
@@ -180,8 +182,8 @@ class PostgresStore(PostgresIndex, Shelf):
         return {to_text(id): at for id, at in rows}
 
     def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
-        asked = {"owner_key": owner_digest(owner), "ids": list(map(to_bytes, ids))}
-        rows = self.pool("locate", **asked) if ids else []
+        names = list(map(to_bytes, ids))
+        rows = self.pool("locate", owner_key=owner_digest(owner), ids=names) if ids else []
         return {to_text(id): (Key(owner, to_text(name)), at) for id, at, name in rows}
 
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
@@ -214,10 +216,11 @@ class PostgresStore(PostgresIndex, Shelf):
         def work(run: PostgresQueries) -> None:
             for name in sorted({key_digest(key), key_digest(new)}):
                 run("hold", key=name)
-            rows, there = (run("conversation", key=key_digest(one)) for one in (key, new))
-            if there and run.is_retry and rows and there[0][2:] == (rows[0][0], at):
+            rows = run("conversation", key=key_digest(key))
+            existing = run("conversation", key=key_digest(new))
+            if existing and run.is_retry and rows and existing[0][2:] == (rows[0][0], at):
                 return  # an earlier try created it
-            if there:
+            if existing:
                 raise ConflictError(f"Conversation {new.conversation!r} already exists")
             tip = run("tip", key=key_digest(key), lease=None)
             if not tip or not 0 <= at <= tip[0][0]:
@@ -232,23 +235,23 @@ class PostgresStore(PostgresIndex, Shelf):
         """Many forks are erased in several transactions, the newest first and the conversation itself last,
         so that an interrupted erasure can be repeated.
         """
-        asked = {"and_theirs": with_forks, "most": MAX_ERASED if with_forks else None}
+        which = {"and_theirs": with_forks, "most": MAX_ERASED if with_forks else None}
 
         def work(run: PostgresQueries) -> list[Key] | None:
             """None if there is more to erase."""
             cid = self._lock_family(run, key_digest(key))
-            forks = run("forks", cid=cid, **asked) if cid else []
-            doomed = [(fork, name) for fork, name, *_ in forks if with_forks]
-            for _, name in doomed:
+            forks = run("forks", cid=cid, **which) if cid else []
+            erased = [(fork, name) for fork, name, *_ in forks if with_forks]
+            for _, name in erased:
                 if name is not None:
                     run("hold", key=name)
-            is_all = len(doomed) < MAX_ERASED and (not doomed or forks == run("forks", cid=cid, **asked))
+            is_all = len(erased) < MAX_ERASED and (not erased or forks == run("forks", cid=cid, **which))
             if is_all:  # and no fork was added in between
-                doomed.append((cid, key_digest(key)))
-            for one, name in doomed:
+                erased.append((cid, key_digest(key)))
+            for one, name in erased:
                 run("erase_shelf", scope=name)
                 run("bury", cid=one)
-            for one, _ in doomed:  # forks come before their parents
+            for one, _ in erased:  # forks come before their parents
                 delete_unshared(run, one, lambda cid: run("seal", cid=cid))
             kept = [] if with_forks else [(owner, name) for *_, owner, name in reversed(forks) if name]
             return [Key(to_text(owner), to_text(name)) for owner, name in kept] if is_all else None
@@ -374,20 +377,6 @@ def _statements(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[
             yield {"first": some[0].at, "after": digests[start], **columns}
             start = n
             size = 0
-
-
-def _require(
-    key: Key,
-    entries: Sequence[Entry],
-    after: bytes | None,
-    lease: Lease | None,
-    next: int,
-    last: bytes,
-    held: bytes | None,
-) -> None:
-    if lease is not None:
-        require_held(key, lease, held)
-    require_next(key, entries, next, last, after)
 
 
 def _place(at: int | None) -> int:

@@ -3,7 +3,7 @@
 The index narrows a search to entries that contain all terms, in any order; of these, `Query.matches` decides.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
@@ -67,8 +67,8 @@ class PostgresIndex:
     # Indexing
 
     def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
-        def put(run: PostgresQueries, taken: Sequence[tuple[RowPlace, bytes, SearchText | None]]) -> None:
-            some = [(place, owner, one) for place, owner, one in taken if one is not None]
+        def put(run: PostgresQueries, new: Sequence[tuple[RowPlace, bytes, SearchText | None]]) -> None:
+            some = [(place, owner, one) for place, owner, one in new if one is not None]
             columns = {
                 "cids": [place[0] for place, _, _ in some],
                 "ats": [place[1] for place, _, _ in some],
@@ -87,11 +87,11 @@ class PostgresIndex:
     ) -> Iterator[int]:
         what = _what(embedder)
 
-        def put(run: PostgresQueries, taken: Sequence[tuple[RowPlace, bytes, Sequence[bytes]]]) -> None:
-            rows = [(*place, n, one) for place, _, some in taken for n, one in enumerate(some)]
+        def put(run: PostgresQueries, new: Sequence[tuple[RowPlace, bytes, Sequence[bytes]]]) -> None:
+            rows = [(*place, n, one) for place, _, some in new for n, one in enumerate(some)]
             if rows:
-                cids, ats, ns, made = map(list, zip(*rows, strict=True))
-                run("add_vectors", what=what, cids=cids, ats=ats, ns=ns, vectors=made)
+                cids, ats, ns, stored = map(list, zip(*rows, strict=True))
+                run("add_vectors", what=what, cids=cids, ats=ats, ns=ns, vectors=stored)
 
         return self._follow(scope, what, vectors, put)
 
@@ -99,10 +99,10 @@ class PostgresIndex:
         self,
         scope: Scope,
         what: bytes,
-        take: Callable[[Sequence[Entry]], Sequence[T]],
+        convert: Callable[[Sequence[Entry]], Sequence[T]],
         put: Callable[[PostgresQueries, Sequence[tuple[RowPlace, bytes, T]]], None],
     ) -> Iterator[int]:
-        """Stores what `take` makes of new entries; nothing is locked while it runs."""
+        """Stores what `convert` makes of new entries; nothing is locked while it runs."""
         first = 0
         while behind := self.pool("behind", **_scope(scope), what=what, first=first, limit=BATCH):
             owners = {cid: owner for cid, _, owner in behind}
@@ -115,30 +115,30 @@ class PostgresIndex:
             for cid, *row in rows:
                 with suppress(CorruptError):  # `refold doctor` reports it; the others stay searchable
                     readable[cid, row[0]] = to_entry(row)
-            taken = take(list(readable.values()))
-            made = [(place, owners[place[0]], one) for place, one in zip(readable, taken, strict=True)]
-            read = [(cid, starts[cid], end) for cid, end in ends.items()]
-            followed = self._put(what, read, made, put)
+            converted = convert(list(readable.values()))
+            new = [(place, owners[place[0]], one) for place, one in zip(readable, converted, strict=True)]
+            followed = self._put(what, starts, ends, new, put) if ends else set()
             if count := sum(cid in followed for cid, *_ in rows):
                 yield count
 
     def _put(
         self,
         what: bytes,
-        read: Sequence[tuple[int, int, int]],
-        made: Sequence[tuple[RowPlace, bytes, T]],
+        starts: Mapping[int, int],
+        ends: Mapping[int, int],
+        new: Sequence[tuple[RowPlace, bytes, T]],
         put: Callable[[PostgresQueries, Sequence[tuple[RowPlace, bytes, T]]], None],
     ) -> set[int]:
         """Returns the conversations that were followed, and not by another process meanwhile."""
 
         def work(run: PostgresQueries) -> set[int]:
-            cids, starts, nexts = map(list, zip(*read, strict=True))
-            was = run("follow", what=what, cids=cids, starts=starts, nexts=nexts)
-            mine = {cid for cid, (followed,) in zip(cids, was, strict=True) if followed}
-            put(run, [one for one in made if one[0][0] in mine])
-            return mine
+            where = {"cids": list(ends), "starts": [starts[cid] for cid in ends]}
+            rows = run("follow", what=what, **where, nexts=list(ends.values()))
+            followed = {cid for cid, (is_followed,) in zip(ends, rows, strict=True) if is_followed}
+            put(run, [one for one in new if one[0][0] in followed])
+            return followed
 
-        return self.pool.transact(work) if read else set()
+        return self.pool.transact(work)
 
     # Searching
 
@@ -157,13 +157,13 @@ class PostgresIndex:
         self,
         scope: Scope,
         query: Query,
-        asked: Sequence[_TextSearch],
+        searches: Sequence[_TextSearch],
         limit: int,
         ranked: int,
         *,
         any_word: bool = False,
     ) -> list[FoundPlace]:
-        matches, phrases, wholes = map(list, zip(*asked, strict=True))
+        matches, phrases, wholes = map(list, zip(*searches, strict=True))
         terms = {"place": PLACE, "owned": OWNER + _scope(scope)["owner_key"].hex(), "long": LONG}
         most = {"limit": limit, "pool": max(ranked, limit), "bytes": RANKED_BYTES}
         values = {"matches": matches, "phrases": phrases, "wholes": wholes}

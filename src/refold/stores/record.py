@@ -186,14 +186,13 @@ class Record:
         Raises:
             ConflictError: another holder took the `lease`.
         """
-        fence = {} if lease is None else {"lease": lease}
         for attempt in range(TRIES):
             events = build()
             if not events:
                 return events
             entries = [codec.encode(event) for event in events]
             try:
-                digest = self.store.append(self.key, entries, after=self._digest, **fence)
+                digest = self.store.append(self.key, entries, after=self._digest, lease=lease)
             except ConflictError:
                 known = self._digest
                 time.sleep(_jitter(attempt))
@@ -293,17 +292,16 @@ class Record:
         """Entries by place, in as few reads as their places allow."""
         if places and isinstance(self.store, RemoteReads):
             return self.store.fetch(self.key, places)
+        runs: list[list[int]] = []
+        for at in sorted(places):
+            if runs and at - runs[-1][-1] <= NEAR:
+                runs[-1].append(at)
+            else:
+                runs.append([at])
         found: dict[int, Entry] = {}
-        missing = sorted(places)
-        while missing:
-            run = [missing[0]]
-            for at in missing[1:]:
-                if at - run[-1] > NEAR:
-                    break
-                run.append(at)
+        for run in runs:
             links = self.store.read(self.key, run[0], run[-1] + 1)
             found |= {link.entry.at: link.entry for link in links if link.entry.at in places}
-            missing = missing[len(run) :]
         return found
 
     def said_from(self, at: int) -> Said | None:

@@ -210,23 +210,19 @@ class RedisStore(Shelf):
         if parent is None or not 0 <= at <= parent.next:
             raise NotFoundError(f"{key.conversation!r} has no place {at}")
         draft = self._keys.of(new, f"draft-{uuid4().hex}-")
-        order = self._list.enroll(new)
-        if int(order) % SWEEP_EVERY == 0:
-            self._forks(parent, int(order))
         try:
-            digest = self._draft(key, new, draft, at, order)
-            if digest and self._publish(new, draft, order, parent, (at, digest, parent.name, at)):
-                now = self._list.row(key)
-                if now is not None and now.order == parent.order:
-                    return
-                self.erase(new)
-            else:
-                self._list.settle(member(new), order, b"")
+            digest = self._draft(key, new, draft, at)
+            is_forked = bool(digest) and self._publish(new, draft, parent, at, digest)
         finally:
             self._connection.send(draft[0], ("UNLINK", *draft))
+        now = self._list.row(key)
+        if is_forked and now is not None and now.order == parent.order:
+            return
+        if is_forked:
+            self.erase(new)
         raise NotFoundError(f"{key.conversation!r} was erased while it was copied")
 
-    def _draft(self, key: Key, new: Key, draft: Sequence[str], at: int, order: bytes) -> bytes:
+    def _draft(self, key: Key, new: Key, draft: Sequence[str], at: int) -> bytes:
         """Copies the entries before a place to other keys; returns the last digest, empty if erased."""
         start = 0
         digest = GENESIS
@@ -235,32 +231,36 @@ class RedisStore(Shelf):
             if not rows:
                 return b""
             last = rows[-1][-len(GENESIS) :]
-            names = (order, *[b""] * 5)
+            order = int(time.time() * 1_000_000)
             stored = [_stored(row) for row in rows]
             marked = [part for one, row in zip(stored, rows, strict=True) for part in (_mark(one), row)]
             self._locations.add(new, [to_text(one.id) for one in stored if one.id is not None])
+            names = (order, *[b""] * 5)
             self._connection.call("append", draft, DRAFT_MS, start, digest, last, *names, *marked)
             start = start + len(rows)
             digest = last
         return digest
 
     def _publish(
-        self, new: Key, draft: Sequence[str], order: bytes, parent: ConversationHead, origin: tuple[Any, ...]
+        self, new: Key, draft: Sequence[str], parent: ConversationHead, at: int, digest: bytes
     ) -> bool:
         """False if the parent is gone."""
+        order = self._list.enroll(new)
+        if int(order) % SWEEP_EVERY == 0:
+            self._forks(parent, int(order))
+        if not self._adopt(parent.key, parent.order, encode_name(new, order)):
+            self._list.settle(member(new), order, b"")
+            return False
         keys = [*self._keys.of(new), *draft]
         names = (to_bytes(new.owner), to_bytes(new.conversation))
-        while self._adopt(parent.key, parent.order, encode_name(new, order)):
-            found = self._connection.call("publish", keys, self._ttl, order, *names, *origin, durable=True)
-            if found == b"torn":
-                raise StoreError(f"The copy for {new.conversation!r} expired before it was done; retry")
-            if found != b"late":
-                self._list.settle(member(new), order, found)
-                if found != order:
-                    raise ConflictError(f"Conversation {new.conversation!r} already exists")
-                return True
-            order = self._list.enroll(new)
-        return False
+        args = (self._ttl, order, *names, at, digest, parent.name, at)
+        found = self._connection.call("publish", keys, *args, durable=True)
+        if found in (b"torn", b"late"):
+            raise StoreError(f"The copy for {new.conversation!r} expired before it was done; retry")
+        self._list.settle(member(new), order, found)
+        if found != order:
+            raise ConflictError(f"Conversation {new.conversation!r} already exists")
+        return True
 
     def _adopt(self, parent: Key, order: bytes, fork: bytes) -> bool:
         return bool(self._connection.call("adopt", self._keys.of(parent), order, b"f:" + fork))
@@ -270,14 +270,14 @@ class RedisStore(Shelf):
         if row is None:
             self._connection.call("erase", self._keys.of(key), b"")  # it may have cursors
             return []
-        doomed = [row]
+        erased = [row]
         if with_forks:
-            for one in doomed:
-                doomed += self._forks(one)
+            for one in erased:
+                erased += self._forks(one)
         heirs = [] if with_forks else self._forks(row)
         for heir in heirs:
             self._hand_over(heir, row)
-        for one in reversed(doomed):  # forks first: they are found through their parents
+        for one in reversed(erased):  # forks first: they are found through their parents
             self._locations.forget(one.key)
             fields = self._connection.call("erase", self._keys.of(one.key), one.order, durable=True)
             self._list.settle(member(one.key), one.order, b"")
@@ -410,8 +410,7 @@ def _require(
 ) -> bytes:
     """Returns the last digest, if the entries continue from there."""
     next, last, held = tip
-    if lease is not None:
-        require_held(key, lease, held or None)
+    require_held(key, lease, held)
     require_next(key, entries, int(next), last, after)
     return last
 

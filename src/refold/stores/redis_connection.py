@@ -28,7 +28,6 @@ except ModuleNotFoundError as error:
 
 PAUSES = ExponentialBackoff(cap=0.5, base=0.005)
 """Between retries, in seconds."""
-STORED = "it is stored, but not yet confirmed on disk"
 DOUBT = "; the last write may or may not be stored"
 READS = {
     *("tip", "read", "resume", "fetch", "find", "row", "use", "fields", "examine", "page"),
@@ -68,7 +67,7 @@ class RedisConnection:
         self._url = url
         self._wait_aof = wait_aof
         self._is_cluster = cluster
-        self._made: Any = None
+        self._driver: Any = None
         self._opening = Lock()
         self._closed = False
         self._is_away = True
@@ -82,28 +81,26 @@ class RedisConnection:
     def close(self) -> None:
         """Closes the connections for good."""
         self._closed = True
-        made = self._made
-        self._made = None
-        if made is not None:
-            made.close()
+        driver = self._driver
+        self._driver = None
+        if driver is not None:
+            driver.close()
 
     def after_fork(self) -> None:
         """Connections must not cross a fork of the process; the child opens its own."""
-        keep_for_parent(self._made)
-        self._made = None
+        keep_for_parent(self._driver)
+        self._driver = None
         self._opening = Lock()
 
     # Commands
 
-    def call(
-        self, verb: str, keys: Sequence[str], *args: Any, durable: bool = False, unsafe: str = STORED
-    ) -> Any:
+    def call(self, verb: str, keys: Sequence[str], *args: Any, durable: bool = False) -> Any:
         """Runs one script verb. A `durable` one waits for as many disks as `wait_aof` demands.
 
         Raises:
-            StoreError: there was no answer in time, the server refuses, or (`unsafe`) too few disks have it.
+            StoreError: there was no answer in time, the server refuses, or too few disks have it.
         """
-        return self.send(keys[0], ScriptCall(verb, keys, args), durable=durable, unsafe=unsafe)[0]
+        return self.send(keys[0], ScriptCall(verb, keys, args), durable=durable)[0]
 
     def call_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Runs calls on any keys: one round trip for all, or in a cluster one for each."""
@@ -111,9 +108,7 @@ class RedisConnection:
             return [self.send(one.keys[0], one)[0] for one in calls]
         return self.send(calls[0].keys[0], *calls) if calls else []
 
-    def send(
-        self, key: str, *commands: ScriptCall | Command, durable: bool = False, unsafe: str = STORED
-    ) -> list[Any]:
+    def send(self, key: str, *commands: ScriptCall | Command, durable: bool = False) -> list[Any]:
         """Sends commands for the slot of `key` in one round trip, and retries; returns the replies."""
         until = time.monotonic() + self.timeout_s
         is_retry = False
@@ -121,7 +116,7 @@ class RedisConnection:
             client = None
             try:
                 client = self._client(key)
-                answers = self._exchange(client, commands, is_retry, durable, unsafe)
+                answers = self._exchange(client, commands, is_retry, durable)
                 self._is_away = False
                 return answers
             except ERRORS as error:
@@ -154,7 +149,6 @@ class RedisConnection:
         commands: Sequence[ScriptCall | Command],
         is_retry: bool = False,
         durable: bool = False,
-        unsafe: str = STORED,
     ) -> list[Any]:
         """Sends commands once. They are packed here: redis-py itself needs 2 µs for each argument."""
         waits = durable and any(self._wait_aof)
@@ -184,19 +178,19 @@ class RedisConnection:
             reached = answers.pop()
             if any(have < want for have, want in zip(reached, self._wait_aof, strict=True)):
                 raise StoreError(
-                    f"{self.shown}: {unsafe}: {list(reached)} of {list(self._wait_aof)} disks, here and of"
-                    " replicas. Read it before you write it again"
+                    f"{self.shown}: the write is on {list(reached)} disks (here, on replicas), and wait_aof"
+                    f" is {list(self._wait_aof)}. It may be stored: read it before you write it again"
                 )
         return answers
 
     def servers(self) -> list[dict[str, Any]]:
         """`INFO` of each primary, and its `appendfsync`."""
         self.send("", ("PING",))
-        made = self._connected()
-        nodes = made.get_primaries() if self._is_cluster else []
+        driver = self._connected()
+        nodes = driver.get_primaries() if self._is_cluster else []
         found = list[dict[str, Any]]()
         try:
-            for client in [made.get_redis_connection(node) for node in nodes] or [made]:
+            for client in [driver.get_redis_connection(node) for node in nodes] or [driver]:
                 found.append(client.info())
                 with suppress(exceptions.ResponseError):  # managed servers forbid it
                     found[-1] |= client.config_get("appendfsync")
@@ -210,18 +204,18 @@ class RedisConnection:
         with self._opening:
             if self._closed:
                 raise StoreError(f"{self.shown} was closed; open the store again to use it")
-            if self._made is None:
+            if self._driver is None:
                 times = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), self.timeout_s)
                 if self._is_cluster:
-                    self._made = RedisCluster.from_url(self._url, protocol=2, **times)
+                    self._driver = RedisCluster.from_url(self._url, protocol=2, **times)
                 else:
                     no_retry = Retry(NoBackoff(), 0)
-                    self._made = redis.Redis.from_url(self._url, protocol=2, **times, retry=no_retry)
-            return self._made
+                    self._driver = redis.Redis.from_url(self._url, protocol=2, **times, retry=no_retry)
+            return self._driver
 
     def _client(self, key: str) -> Any:
-        made = self._connected()
-        return made.get_redis_connection(made.get_node_from_key(key)) if self._is_cluster else made
+        driver = self._connected()
+        return driver.get_redis_connection(driver.get_node_from_key(key)) if self._is_cluster else driver
 
     # Errors
 

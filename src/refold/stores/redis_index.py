@@ -20,7 +20,6 @@ from refold.stores.shelf import CURSOR, LEASE, SETTING, SNAPSHOT
 from refold.stores.store import LOCATED, Key
 
 PAGE = 200
-NOT_LISTED = "it is not stored, because its list entry is not yet confirmed on disk"
 SWEEP_EVERY = 64
 """After about so many new conversations, one page of old ones is checked for stale rows."""
 STALE_US = 1_200_000_000
@@ -121,7 +120,7 @@ class ConversationList:
     def enroll(self, key: Key) -> bytes:
         one = member(key)
         keys = self._list_keys(one)
-        order: bytes = self._connection.call("enroll", keys, one, durable=True, unsafe=NOT_LISTED)
+        order: bytes = self._connection.call("enroll", keys, one, durable=True)
         if int(order) % SWEEP_EVERY == 0:
             self._page(self._keys.all, "", b"next")
         return order

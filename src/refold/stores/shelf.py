@@ -224,12 +224,14 @@ def decode_setting(name: str, value: bytes) -> ToolSetting:
         raise CorruptError(f"A stored setting was altered: {error}") from error
 
 
-def require_held(key: Key, lease: Lease, stored: bytes | None) -> None:
-    """Checks the lease of an append against the value that is stored for its name.
+def require_held(key: Key, lease: Lease | None, stored: bytes | None) -> None:
+    """Checks the lease of an append, if it has one, against the value that is stored for its name.
 
     Raises:
         ConflictError: it was released, or another holder took it.
     """
+    if lease is None:
+        return
     current = decode_lease(lease.name, stored) if stored else None
     if current is None or current.until == 0 or current[:3] != lease[:3]:
         raise ConflictError(
