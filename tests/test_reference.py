@@ -157,7 +157,7 @@ def test_everything_that_is_told_over_http_is_in_the_reference():
         chat.append({"role": "user" if n % 2 else "assistant", "content": f"word {n} " * 200})
     chat.compact(keep_recent=2)
     for event in chat.events():
-        take(events.stored_frames(key, event, with_id=False))
+        take(b"".join(events.stored_frames(key, event)))
     assert {"message-compacted", "compaction:complete", "restored", "undone", "message-expanded"} <= set(told)
     page = rows("events")
     for kind, facts in told.items():

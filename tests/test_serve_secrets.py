@@ -112,6 +112,6 @@ def test_no_key_and_no_token_is_in_the_store_in_a_log_an_event_an_export_or_an_e
     places = {"store": stored(tmp_path), "log": (tmp_path / "log").read_text(), "list": listed}
     places |= {"events": "".join(events), "exports": "".join(exports), "answers": "".join(answers)}
     assert {name for name, text in places.items() if SAID in text} >= {"store", "events", "exports", "list"}
-    assert "redirects" in places["log"]
+    assert "redirect" in places["log"]
     for secret in (KNOWN, UNKNOWN, TOKEN):
         assert [name for name, text in places.items() if secret in text] == []
