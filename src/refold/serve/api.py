@@ -493,7 +493,7 @@ def search(
 @endpoint("GET", "/api/events", stream="text/event-stream")
 def all_events(call: ApiCall) -> ASGIApp:
     """Live events of all conversations"""
-    return EventStream(call.service, call.owner, None)
+    return EventStream(call.service, call.owner)
 
 
 @endpoint("GET", "/api/openapi.json")

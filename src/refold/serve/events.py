@@ -164,8 +164,10 @@ class Subscriber:
 
     def __init__(self, scope: EventScope, loop: AbstractEventLoop) -> None:
         self.scope = scope
+        self.start = 0
+        """Of a conversation: the first place that it is still to be sent."""
         self.next = 0
-        """Of a conversation: the first place that is queued; earlier events are in the store."""
+        """The first place that is queued; events before it are read from the store."""
         self.queue = deque[QueuedEvent]()
         self.is_lagging = False
         self.is_closed = False
@@ -212,8 +214,10 @@ class EventBroker:
                 self._notices.append((key, None if event is None or is_stored(event) else event))
                 self._lock.notify_all()
 
-    def subscribe(self, scope: EventScope, loop: AbstractEventLoop) -> Subscriber:
+    def subscribe(self, scope: EventScope, loop: AbstractEventLoop, after: int | None = None) -> Subscriber:
         """Adds a subscriber, until `unsubscribe`. For a thread, since the store is read.
+
+        `after` is how many events of a conversation it has seen; None starts with new ones.
 
         Raises:
             NotFoundError: there is no such conversation.
@@ -221,7 +225,9 @@ class EventBroker:
         subscriber = Subscriber(scope, loop)
         ends: dict[Key, int] = {}
         if isinstance(scope, Key):
-            ends[scope] = self.end_of(scope)
+            with self._conversations.inspecting(scope) as inspector:
+                end = ends[scope] = inspector.state.next
+            subscriber.start = end if after is None else min(after, end)
         else:
             ends = {row.key: row.next for row in self._store.conversations(scope)}
         with self._lock:
@@ -249,18 +255,11 @@ class EventBroker:
     def subscribers(self) -> int:
         return len(self._subscribers)
 
-    def end_of(self, key: Key) -> int:
-        """The first free place of a conversation, read or not.
-
-        Raises:
-            NotFoundError: there is no such conversation.
-        """
-        with self._conversations.inspecting(key) as inspector:
-            return inspector.state.next
-
-    def read(self, key: Key, start: int, stop: int) -> list[QueuedEvent]:
-        """Some earlier events of a conversation."""
-        return _queued(key, islice(self._store.read(key, start, stop), BATCH))
+    def read(self, subscriber: Subscriber) -> list[QueuedEvent]:
+        """The next few events of a conversation that were appended before its queue begins."""
+        assert isinstance(subscriber.scope, Key)
+        links = self._store.read(subscriber.scope, subscriber.start, subscriber.next)
+        return _queued(subscriber.scope, islice(links, BATCH))
 
     def take(self, subscriber: Subscriber) -> list[QueuedEvent]:
         """The next few events of its queue."""
@@ -384,8 +383,7 @@ def _logging_errors() -> Iterator[None]:
 class EventStream:
     """The response to one subscriber, as an ASGI application: resumable by id, with heartbeats."""
 
-    def __init__(self, service: "Service", scope: EventScope, after: int | None) -> None:
-        """`after` is how many events the subscriber has seen; None starts with new ones."""
+    def __init__(self, service: "Service", scope: EventScope, after: int | None = None) -> None:
         self._service = service
         self._scope = scope
         self._after = after
@@ -393,7 +391,7 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         broker = self._service.events
         loop = asyncio.get_running_loop()
-        subscriber = await self._service.work(broker.subscribe, self._scope, loop)
+        subscriber = await self._service.work(broker.subscribe, self._scope, loop, self._after)
         try:
             await until_disconnect(self._send_all(subscriber, send), receive)
         finally:
@@ -407,15 +405,11 @@ class EventStream:
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
 
-        start = 0
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        if isinstance(self._scope, Key):
-            end = await self._service.work(broker.end_of, self._scope)
-            start = end if self._after is None else min(self._after, end)
         await send_body(BEGIN)
-        while isinstance(self._scope, Key) and start < subscriber.next and not subscriber.is_closed:
-            events = await self._service.work(broker.read, self._scope, start, subscriber.next)
-            start += len(events) or subscriber.next  # there are none if it was erased
+        while subscriber.start < subscriber.next and not subscriber.is_closed:
+            events = await self._service.work(broker.read, subscriber)
+            subscriber.start += len(events) or subscriber.next  # there are none if it was erased
             await send_body(b"".join(subscriber.text(event) for event in events if event.frames))
 
         while not subscriber.is_closed:
@@ -424,7 +418,7 @@ class EventStream:
                 await send_body(LAGGING)
                 break
             if events := broker.take(subscriber):
-                new = [event for event in events if event.next is None or event.next > start]
+                new = [event for event in events if event.next is None or event.next > subscriber.start]
                 await send_body(b"".join(map(subscriber.text, new)))
                 continue
             try:

@@ -1,4 +1,4 @@
-"""Hides the gateway's own tools from the client.
+"""Hides the gateway's own tools from the client: one class for each dialect.
 
 Rounds in which the model called nothing but the gateway's tools are continued, and look like one answer.
 """
@@ -16,68 +16,17 @@ STREAM_ENDS = ("message_stop", "response.completed", "response.incomplete", "res
 STOP_WITHOUT_CALLS = {"tool_use": "end_turn", "tool_calls": "stop"}
 
 
-def visible_reply(dialect: ClientDialect, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One answer made of all rounds, without calls of the gateway's own tools."""
-    last = rounds[-1]
-    usage = _sum([one.get("usage") for one in rounds])
-    merged = last if usage is None else {**last, "usage": usage}
+def tool_hider(dialect: ClientDialect) -> "ToolHider":
     match dialect:
         case "anthropic":
-            content = [block for one in rounds for block in one["content"] if not _is_own(block)]
-            has_calls = any(kind_of(block) == "tool_use" for block in content)
-            reason = _stop_reason(last.get("stop_reason"), has_calls)
-            return {**merged, "content": content, "stop_reason": reason}
+            return _AnthropicHider()
         case "openai-responses":
-            output = [item for one in rounds for item in one["output"] if not _is_own(item)]
-            return {**merged, "output": output}
-    choice = _visible_choice([one["choices"][0] for one in rounds])
-    return {**merged, "choices": [choice, *last["choices"][1:]]}
+            return _ResponsesHider()
+    return _ChatHider()
 
 
-def _visible_choice(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    last = rounds[-1]
-    texts = [one["message"].get("content") for one in rounds]
-    calls = [call for one in rounds for call in one["message"].get("tool_calls") or () if not _is_own(call)]
-    message = {key: value for key, value in last["message"].items() if key != "tool_calls"}
-    message["content"] = "".join(filter(None, texts)) or last["message"].get("content")
-    if calls:
-        message["tool_calls"] = calls
-    reason = _stop_reason(last.get("finish_reason"), bool(calls))
-    return {**last, "message": message, "finish_reason": reason}
-
-
-def _is_own(call: Any) -> bool:
-    """True for a call of the gateway's own tools, in any dialect."""
-    if not isinstance(call, dict):
-        return False
-    function = call.get("function")
-    name = function.get("name") if isinstance(function, dict) else call.get("name")
-    return name in OWN_TOOLS and kind_of(call) in ("tool_use", "function_call", "function", None)
-
-
-def _stop_reason(reason: Any, has_calls: bool) -> Any:
-    return reason if has_calls else STOP_WITHOUT_CALLS.get(reason, reason)
-
-
-def _sum(usages: Sequence[Any]) -> Any:
-    """Numbers of the same name added; everything else from the last."""
-    if len(usages) == 1 or not all(isinstance(one, dict) for one in usages):
-        return usages[-1]
-    total: dict[str, Any] = {}
-    for usage in usages:
-        for name, value in usage.items():
-            before = total.get(name)
-            if isinstance(value, int | float) and isinstance(before, int | float):
-                total[name] = before + value
-            elif isinstance(value, dict) and isinstance(before, dict):
-                total[name] = _sum([before, value])
-            else:
-                total[name] = value
-    return total
-
-
-class StreamMerger(ABC):
-    """Merges the streams of several rounds into one, without calls of the gateway's own tools."""
+class ToolHider(ABC):
+    """Makes one reply, or one stream, of the replies or streams of several rounds."""
 
     def __init__(self) -> None:
         self._rounds = 0
@@ -88,7 +37,11 @@ class StreamMerger(ABC):
         self.held_back: list[dict[str, Any]] = []
         """Events at the end of this round."""
 
-    def begin_round(self) -> None:
+    @abstractmethod
+    def reply(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """One reply made of those of all rounds."""
+
+    def begin_stream(self) -> None:
         self._rounds += 1
         self._indices = {}
         self.held_back = []
@@ -99,7 +52,7 @@ class StreamMerger(ABC):
 
     @abstractmethod
     def end(self, visible: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The end of the stream, after the last round. `visible` is the answer that all of it makes."""
+        """The end of the stream, after the last round. `visible` is the reply that all of it makes."""
 
     def _visible_index(self, index: int, call: Any) -> int | None:
         if index not in self._indices:
@@ -109,16 +62,13 @@ class StreamMerger(ABC):
         return self._indices[index]
 
 
-def stream_merger(dialect: ClientDialect) -> StreamMerger:
-    match dialect:
-        case "anthropic":
-            return _AnthropicMerger()
-        case "openai-responses":
-            return _ResponsesMerger()
-    return _ChatMerger()
+class _AnthropicHider(ToolHider):
+    def reply(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        content = [block for one in rounds for block in one["content"] if not _is_own(block)]
+        has_calls = any(kind_of(block) == "tool_use" for block in content)
+        reason = _stop_reason(rounds[-1].get("stop_reason"), has_calls)
+        return _with_all_usage(rounds) | {"content": content, "stop_reason": reason}
 
-
-class _AnthropicMerger(StreamMerger):
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         match kind_of(event):
             case "message_start":
@@ -147,10 +97,26 @@ class _AnthropicMerger(StreamMerger):
             yield event
 
 
-class _ChatMerger(StreamMerger):
+class _ChatHider(ToolHider):
+    """Expand and search are offered only where the model makes one choice."""
+
     def __init__(self) -> None:
         super().__init__()
         self._id: Any = None
+
+    def reply(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        choices = [one["choices"][0] for one in rounds]
+        last = choices[-1]
+        texts = [choice["message"].get("content") for choice in choices]
+        calls: list[Any] = []
+        for choice in choices:
+            calls += [call for call in choice["message"].get("tool_calls") or () if not _is_own(call)]
+        message = {key: value for key, value in last["message"].items() if key != "tool_calls"}
+        message["content"] = "".join(filter(None, texts)) or last["message"].get("content")
+        if calls:
+            message["tool_calls"] = calls
+        reason = _stop_reason(last.get("finish_reason"), bool(calls))
+        return _with_all_usage(rounds) | {"choices": [{**last, "message": message, "finish_reason": reason}]}
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self._id = self._id or event.get("id")
@@ -190,10 +156,14 @@ class _ChatMerger(StreamMerger):
                 yield {**event, "choices": [{**event["choices"][0], "finish_reason": reason}]}
 
 
-class _ResponsesMerger(StreamMerger):
+class _ResponsesHider(ToolHider):
     def __init__(self) -> None:
         super().__init__()
         self._sequence_number = 0
+
+    def reply(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        output = [item for one in rounds for item in one["output"] if not _is_own(item)]
+        return _with_all_usage(rounds) | {"output": output}
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         kind = kind_of(event) or ""
@@ -218,3 +188,37 @@ class _ResponsesMerger(StreamMerger):
             event = {**event, "sequence_number": self._sequence_number}
         self._sequence_number += 1
         return event
+
+
+def _is_own(call: Any) -> bool:
+    """True for a call of the gateway's own tools, in any dialect."""
+    if not isinstance(call, dict):
+        return False
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, dict) else call.get("name")
+    return name in OWN_TOOLS and kind_of(call) in ("tool_use", "function_call", "function", None)
+
+
+def _stop_reason(reason: Any, has_calls: bool) -> Any:
+    return reason if has_calls else STOP_WITHOUT_CALLS.get(reason, reason)
+
+
+def _with_all_usage(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The last reply, with the usage of all rounds."""
+    usages = [one["usage"] for one in rounds if isinstance(one.get("usage"), dict)]
+    return {**rounds[-1], "usage": _sum(usages)} if usages else dict(rounds[-1])
+
+
+def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers of the same name added; everything else from the last."""
+    total: dict[str, Any] = {}
+    for usage in usages:
+        for name, value in usage.items():
+            before = total.get(name)
+            if isinstance(value, int | float) and isinstance(before, int | float):
+                total[name] = before + value
+            elif isinstance(value, dict) and isinstance(before, dict):
+                total[name] = _sum([before, value])
+            else:
+                total[name] = value
+    return total

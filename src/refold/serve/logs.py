@@ -15,7 +15,7 @@ from starlette.types import Message, Scope, Send
 
 from refold.serve.metrics import Metrics
 from refold.serve.tokens import ANONYMOUS
-from refold.serve.upstream import UpstreamError
+from refold.serve.upstream import OWN_PREFIX, UpstreamError
 
 OWN_LOGGERS = ("refold", "uvicorn")
 """Log at the configured level; all others only warnings."""
@@ -35,13 +35,6 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 LOGGED_REQUEST_HEADERS = ("user-agent", "content-length")
-LOGGED_RESPONSE_HEADERS = {
-    "x-refold-conversation": "conversation",
-    "x-refold-tokens-before": "tokens_before",
-    "x-refold-tokens-sent": "tokens_sent",
-    "x-refold-bypass": "bypass",
-}
-"""Each with its name in the log."""
 HIDDEN = "***"
 _NAMES = "authorization|x-api-key|x-refold-token|api[-_]?key|access[-_]?key|password|passwd|secret|token"
 _PATTERNS = (
@@ -154,9 +147,9 @@ class LoggedRequest:
             self._is_stream = content_type.startswith("text/event-stream")
             if self._is_stream:
                 self._metrics.open_streams.inc()
-            for header, name in LOGGED_RESPONSE_HEADERS.items():
-                if header in headers:
-                    self._response_facts[name] = headers[header]
+            for name, value in headers.items():
+                if name.startswith(OWN_PREFIX):
+                    self._response_facts[name.removeprefix(OWN_PREFIX).replace("-", "_")] = value
             if not self.is_gateway:
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)

@@ -41,21 +41,18 @@ class Health:
     def __init__(self, store: Store, timeout_s: float = PROBE_TIMEOUT_S) -> None:
         self._store = store
         self._timeout_s = timeout_s
-        self._probe: asyncio.Task[str | None] | None = None
+        self._probe: asyncio.Task[object] | None = None
 
     async def problem(self) -> str | None:
         """Why the service is not healthy, without internals; None if it is."""
         if self._probe is None or self._probe.done():
-            self._probe = asyncio.create_task(self._ask())
+            # not in the service's own threads, which may all be busy
+            probe = asyncio.to_thread(lambda: next(iter(self._store.read(PROBED, 0, 1)), None))
+            self._probe = asyncio.create_task(probe)
         try:
-            return await asyncio.wait_for(asyncio.shield(self._probe), self._timeout_s)
+            await asyncio.wait_for(asyncio.shield(self._probe), self._timeout_s)
         except TimeoutError:
             return "the store does not answer in time"
-
-    async def _ask(self) -> str | None:
-        try:
-            # not in the service's own threads, which may all be busy
-            await asyncio.to_thread(lambda: next(iter(self._store.read(PROBED, 0, 1)), None))
         except Exception:
             _LOG.warning("the store is not available", exc_info=True)
             return "the store is not available"

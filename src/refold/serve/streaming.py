@@ -15,7 +15,7 @@ from refold.core.errors import RefoldError
 from refold.dialects.chunks import join
 from refold.dialects.replies import take
 from refold.dialects.shape import kind_of
-from refold.serve.hide_tools import STREAM_ENDS, stream_merger, visible_reply
+from refold.serve.hide_tools import STREAM_ENDS, tool_hider
 from refold.serve.incoming import ClientDialect
 from refold.serve.upstream import UpstreamError, response_headers
 
@@ -52,7 +52,7 @@ class Forwarder:
         self._own_headers = [(name.encode(), value.encode()) for name, value in own_headers.items()]
         """In UTF-8, since a conversation's id may have any characters."""
         self._dialect: ClientDialect = dialect
-        self._merger = stream_merger(dialect) if hides_tools else None
+        self._hider = tool_hider(dialect) if hides_tools else None
         self._replies: list[dict[str, Any]] = []
         self.visible: dict[str, Any] | None = None
         """What the client sees of all replies, if there is something to record."""
@@ -97,11 +97,11 @@ class Forwarder:
         if reply is None:
             return None
         self._replies.append(reply)
-        if self._merger is None:
+        if self._hider is None:
             self.visible = reply
         else:
             with _tolerating():
-                self.visible = visible_reply(self._dialect, self._replies)
+                self.visible = self._hider.reply(self._replies)
                 if self._is_stream:  # the client has seen the id of the first round
                     self.visible["id"] = self._replies[0].get("id")
         return reply if self.visible is not None else None
@@ -111,8 +111,8 @@ class Forwarder:
         if self._response is None:
             return
         rest = self._rest
-        if self._merger is not None and self._is_stream:
-            ends = self._merger.end(self.visible) if self.visible else self._merger.held_back
+        if self._hider is not None and self._is_stream:
+            ends = self._hider.end(self.visible) if self.visible else self._hider.held_back
             rest = b"".join(_as_sse(self._dialect, event) for event in ends) + rest
         elif self.visible is not None and self.visible != self._replies[-1]:
             rest = dumps(self.visible)
@@ -122,14 +122,14 @@ class Forwarder:
 
     async def _receive_stream(self, response: aiohttp.ClientResponse) -> dict[str, Any] | None:
         await self._begin(response)
-        merger = self._merger
+        hider = self._hider
         values: list[Any] = []
         rest: list[bytes] = []
         is_held_back = False
         is_over = False
         has_failed = False
-        if merger is not None:
-            merger.begin_round()
+        if hider is not None:
+            hider.begin_stream()
         try:
             async with asyncio.timeout(None) as limit:
                 async for batch in _events(response.content):
@@ -142,9 +142,9 @@ class Forwarder:
                         shown: list[dict[str, Any]] | None = None
                         if isinstance(value, dict) and value and not is_error:
                             values.append(value)
-                            if merger is not None:
+                            if hider is not None:
                                 with _tolerating():
-                                    shown = list(merger.feed(value))
+                                    shown = list(hider.feed(value))
                         if shown is not None:
                             out += [raw if one is value else _as_sse(self._dialect, one) for one in shown]
                         elif is_held_back:
