@@ -51,14 +51,17 @@ class Guard:
         request = LoggedRequest(scope, send, self._metrics)
         has_unread_body = scope["method"] in WITH_BODY
         state = scope.setdefault("state", {})
-        self._running += 1
         try:
-            state["caller"] = self._check(scope, request)
-            if has_unread_body:
-                state["body"] = await read_body(receive, request.headers, self._settings)
-                has_unread_body = False
-            scope["app"] = self._app  # makes routes raise their errors instead of answering them
-            await self._app(scope, receive, request.send)
+            self._running += 1
+            try:
+                state["caller"] = self._check(scope, request)
+                if has_unread_body:
+                    state["body"] = await read_body(receive, request.headers, self._settings)
+                    has_unread_body = False
+                scope["app"] = self._app  # makes routes raise their errors instead of answering them
+                await self._app(scope, receive, request.send)
+            finally:
+                self._running -= 1
         except ClientDisconnect:
             pass
         except Exception as error:
@@ -71,7 +74,6 @@ class Guard:
                 _LOG.error("a request failed with status %d", refusal.status_code, exc_info=error)
             await _refuse(refusal, request.send, receive, has_unread_body=has_unread_body)
         finally:
-            self._running -= 1
             request.end()
 
     def _check(self, scope: Scope, request: LoggedRequest) -> Caller:

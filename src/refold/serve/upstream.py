@@ -64,30 +64,23 @@ class Upstream:
                 auto_decompress=True,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
+        has_answered = False
         try:
-            response = await self._client.request(
+            async with self._client.request(
                 method,
                 URL(url, encoded=True),
                 headers=[*headers, ("accept-encoding", "identity")],
                 data=body,
                 allow_redirects=False,
                 skip_auto_headers=("User-Agent",),
-            )
+            ) as response:
+                has_answered = True
+                yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpstreamError(
-                f"the upstream cannot be reached ({type(error).__name__}); check serve.upstreams"
-            ) from error
-        is_complete = False
-        try:
-            yield response
-            is_complete = response.content.at_eof()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpstreamError(f"the upstream's response was cut off ({type(error).__name__})") from error
-        finally:
-            if is_complete:
-                response.release()
-            else:
-                response.close()
+            problem = "cannot be reached; check serve.upstreams"
+            if has_answered:
+                problem = "cut off its response"
+            raise UpstreamError(f"the upstream {problem} ({type(error).__name__})") from error
 
     async def close(self) -> None:
         if self._client is not None:
