@@ -37,11 +37,11 @@ class Conversations:
         Raises:
             NotFoundError: there is no such conversation.
         """
-        if next(self.store.read(key, 0, 1), None) is None:
-            raise NotFoundError(f"There is no conversation {key.conversation!r}")
         inspector, lock = self._opened(key)
         with lock:
             inspector.refresh()
+            if not inspector.state.next:
+                raise NotFoundError(f"There is no conversation {key.conversation!r}")
             yield inspector
 
     def row(self, inspector: Inspector) -> ConversationRow:

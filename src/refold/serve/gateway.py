@@ -161,11 +161,11 @@ class Gateway:
         rounds = 0
         try:
             while body is not None:
-                reply = await forwarder.receive(body)
-                if reply is None or forwarder.visible is None:
+                received = await forwarder.receive(body)
+                if received is None:
                     break
                 rounds += 1
-                placed, body = await self._record_reply(placed, reply, forwarder.visible, rounds)
+                placed, body = await self._record_reply(placed, *received, rounds)
             await forwarder.finish()
         except UpstreamError as error:
             await forwarder.fail(error)

@@ -54,7 +54,7 @@ class Forwarder:
         self._dialect: ClientDialect = dialect
         self._hider = tool_hider(dialect) if hides_tools else None
         self._replies: list[dict[str, Any]] = []
-        self.visible: dict[str, Any] | None = None
+        self._visible: dict[str, Any] | None = None
         """What the client sees of all replies, if there is something to record."""
         self._response: aiohttp.ClientResponse | None = None
         """The last one, as long as its end is held back."""
@@ -71,15 +71,16 @@ class Forwarder:
         except UpstreamError as error:
             await self.fail(error)
 
-    async def receive(self, body: bytes) -> dict[str, Any] | None:
+    async def receive(self, body: bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Sends a request and passes its response on, all but the end.
 
-        Returns the reply of the model; None if there is nothing to record.
+        Returns the reply of the model, and what the client sees of all replies; None if there is nothing to
+        record.
 
         Raises:
             UpstreamError: there is no response, or it was cut off.
         """
-        self.visible = None
+        self._visible = None
         async with self._upstream(body) as response:
             if response.status != 200:
                 if self._has_begun or self._replies:
@@ -98,13 +99,13 @@ class Forwarder:
             return None
         self._replies.append(reply)
         if self._hider is None:
-            self.visible = reply
+            self._visible = reply
         else:
             with _tolerating():
-                self.visible = self._hider.reply(self._replies)
+                self._visible = self._hider.reply(self._replies)
                 if self._is_stream:  # the client has seen the id of the first round
-                    self.visible["id"] = self._replies[0].get("id")
-        return reply if self.visible is not None else None
+                    self._visible["id"] = self._replies[0].get("id")
+        return None if self._visible is None else (reply, self._visible)
 
     async def finish(self) -> None:
         """Sends the end of the answer, once it is recorded."""
@@ -112,10 +113,10 @@ class Forwarder:
             return
         rest = self._rest
         if self._hider is not None and self._is_stream:
-            ends = self._hider.end(self.visible) if self.visible else self._hider.held_back
+            ends = self._hider.end(self._visible) if self._visible else self._hider.held_back
             rest = b"".join(_as_sse(self._dialect, event) for event in ends) + rest
-        elif self.visible is not None and self.visible != self._replies[-1]:
-            rest = dumps(self.visible)
+        elif self._visible is not None and self._visible != self._replies[-1]:
+            rest = dumps(self._visible)
         await self._begin(self._response, len(rest))
         await self._send_body(rest)
         await self._end()
