@@ -625,6 +625,19 @@ def test_retries_of_an_answered_history_that_fail_share_one_fork(gated: Gate) ->
     assert [len(gated.said(key)) for key in gated.conversations()] == [2, 2]
 
 
+def test_a_fork_that_was_erased_is_not_continued(gated: Gate) -> None:
+    client = gated.openai(max_retries=0)
+    history = [user("Hello"), {"role": "assistant", "content": "Yes?"}]
+    answer(client, history)
+    with pytest.raises(openai.InternalServerError):
+        ask(client, history, extra_headers={"x-upstream-mode": "fail-500"})
+    old, fork = gated.conversations()
+    gated.service.store.erase(fork)
+    found = ask(client, history)
+    assert gated.bodies()[-1]["messages"] == history
+    assert found.headers["x-refold-conversation"] not in (old.conversation, fork.conversation)
+
+
 def test_twins_at_once_are_told_where_they_are(gated: Gate) -> None:
     barrier = threading.Barrier(6)
 

@@ -196,8 +196,8 @@ class Recorder:
         known = max(skipped, found.known)
         with self._session(found.key, request) as session, session.locked() as inspector:
             count = inspector.state.index
-            is_followed = found.at is not None and _is_followed(session, found.at)
-            if is_followed or found.message_count not in (None, count):
+            is_newest = found.at is None or _is_newest(session, found.at)
+            if not is_newest or found.message_count not in (None, count):
                 raise ConflictError(f"Another writer appended to {found.key.conversation!r} meanwhile; retry")
             offers_tools = self._offers_tools(session, request)
             session.shows_handles = offers_tools
@@ -346,15 +346,15 @@ class Recorder:
         return prefix_id
 
 
-def _is_followed(session: Session, at: int) -> bool:
-    """True if another request or reply comes after a place; for a session that is locked."""
+def _is_newest(session: Session, at: int) -> bool:
+    """True if no other request or reply comes after a place; for a session that is locked."""
     stop = session.inspect.state.next
     for start in range(at + 1, stop, READ_BATCH):
         for link in session.store.read(session.key, start, min(stop, start + READ_BATCH)):
             id = link.entry.id or ""
             if id.startswith(LOCATED) and PART not in id:  # not a further piece of the same message
-                return True
-    return False
+                return False
+    return at < stop  # else it was erased
 
 
 def _system_values(session: Session, request: IncomingRequest) -> list[Any]:
