@@ -173,9 +173,15 @@ def fields_of(struct: Any, level: str, says: str = "") -> Iterator[str]:
     yield f"{level} {struct.__name__}\n\n{says[0].upper()}{says[1:].removesuffix('.')}.\n"
     meant, body = dict(openapi.documented(struct)), node_of(struct).body
     annotated = [one for one in body if isinstance(one, ast.AnnAssign)]
-    named = [(ast.unparse(one.target), ast.unparse(one.annotation)) for one in annotated]
+    named = [(ast.unparse(one.target), type_text(struct, ast.unparse(one.annotation))) for one in annotated]
     rows = ((code([name]), code([kind]), meant.get(name, "")) for name, kind in named if kind != "ClassVar")
     yield from table("field | type | what", rows)
+
+
+def type_text(struct: Any, annotation: str) -> str:
+    """An annotation, with the values of an alias such as `CompactionKind`."""
+    named = getattr(sys.modules[struct.__module__], annotation, None)
+    return f"Literal{list(get_args(named))}" if get_origin(named) is Literal else annotation
 
 
 def fields_of_frames() -> Iterator[tuple[str, list[str]]]:

@@ -39,7 +39,7 @@ from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Replaced, Said
 from refold.core.message import Message, Usage
 from refold.session.aio import aopen
-from refold.stores.memory import MemoryStore
+from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
 from refold.testing.model import ScriptedModel
 from refold.testing.stand_in import InvalidRequestError, Reply, StandIn
@@ -203,12 +203,13 @@ def test_a_reply_of_no_use_does_not_answer_a_request():
     assert "cut off" not in text
 
 
-def test_what_cannot_be_expanded_or_searched_is_the_models_to_deal_with():
-    class Damaged(MemoryStore):
+def test_what_cannot_be_expanded_or_searched_is_the_models_to_deal_with(tmp_path):
+    class Damaged(SQLiteStore):
         def search(self, scope, query, limit):
             raise RuntimeError("the index is damaged")
 
-    agent = agent_of([calls(("refold_search", {"query": "boxes"})), "Done."], store=Damaged())
+    store = Damaged(tmp_path / "agent.db")
+    agent = agent_of([calls(("refold_search", {"query": "boxes"})), "Done."], store=store)
     result = agent.run("Go")
     assert result.end == Success("Done.")
     (answer,) = results(agent, result.conversation)
