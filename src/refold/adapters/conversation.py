@@ -248,18 +248,15 @@ class AdapterConversation(Generic[M]):
 
     # What a framework passes
 
-    def record(
-        self, messages: Sequence[M], *, sent: Sequence[M] | None = None, keeps_objects: bool = False
-    ) -> None:
-        """Records what follows the newest known message, and forgets the objects unless a request follows.
+    def record(self, messages: Sequence[M], *, sent: Sequence[M] | None = None) -> None:
+        """Records what follows the newest known message, and forgets the framework's objects.
 
         With `sent`, the messages as a whole request had them, changed messages are corrected as well, and
         unknown ones between known ones are recorded.
         """
         with self.lock:
             self._sync(messages, sent)
-            if not keeps_objects:
-                self.forget_objects()
+            self.forget_objects()
 
     def forget_objects(self) -> None:
         """Lets the framework's messages be collected. The next sync reads them again."""

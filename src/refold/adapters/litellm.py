@@ -7,7 +7,7 @@ session id, under which the first conversation of the session is found. Otherwis
 import asyncio
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from itertools import accumulate, takewhile
 from threading import Lock
@@ -199,7 +199,7 @@ class RefoldHook(CustomLogger):
         with conversation.lock:
             if conversation.session.inspect.state.index != pending.message_count:
                 return
-            conversation.record([pending.last, message], keeps_objects=True)
+            conversation.record([pending.last, message])
         before = pending.history_hash
         if before is not None and self._by_history.pop(before, None) is not None:
             self._remember(self._by_history, hash((before, message.digest)), pending.conversation)
@@ -218,11 +218,9 @@ class RefoldHook(CustomLogger):
         self, request: dict[str, Any], system: Sequence[Any], body: Sequence[ChatMessage]
     ) -> tuple[ConversationId, int | None]:
         """The conversation, and the hash of the history if that identified it."""
-        metadata = [request[name] for name in ("metadata", "litellm_metadata") if request.get(name)]
-        metadata = [one for one in metadata if isinstance(one, dict)]
-        for one in [*metadata]:
-            if isinstance(one.get("requester_metadata"), dict):
-                metadata.append(one["requester_metadata"])
+        given = [request.get("metadata"), request.get("litellm_metadata")]
+        given += [_field(one, "requester_metadata") for one in given]
+        metadata = [one for one in given if isinstance(one, dict)]
 
         def first(field: str) -> Any:
             return next(filter(None, (one.get(field) for one in metadata)), None)
@@ -294,17 +292,8 @@ def _with_other_fields(rendered: dict[str, Any], original: dict[str, Any]) -> di
     return merged
 
 
-def _fields(value: Any) -> Mapping[str, Any]:
-    """The fields of a dict or an object, including those that its class does not declare."""
-    if isinstance(value, dict):
-        return value
-    declared = getattr(value, "__dict__", {})
-    extra = getattr(value, "__pydantic_extra__", None)
-    return {**declared, **extra} if extra else declared
-
-
 def _field(value: Any, name: str) -> Any:
-    return _fields(value).get(name)
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def _as_dict(message: Any) -> Any:

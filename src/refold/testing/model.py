@@ -66,11 +66,9 @@ def _completion(reply: Reply, request: Request) -> dict[str, Any]:
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if calls := _calls(reply):
-        named = [{"name": name, "arguments": _written(given)} for _, name, given in calls]
-        ids = [f"call_{id}" for id, _, _ in calls]
         message["tool_calls"] = [
-            {"id": id, "type": "function", "function": function}
-            for id, function in zip(ids, named, strict=True)
+            {"id": f"call_{id}", "type": "function", "function": {"name": name, "arguments": _written(given)}}
+            for id, name, given in calls
         ]
     stop = "tool_calls" if calls else "stop"
     reason = {"length": "length", "tool-calls": "tool_calls"}.get(reply.finish, stop)
@@ -193,18 +191,14 @@ class ScriptedModel:
         self._thread.join()
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    @property
     def openai_url(self) -> str:
         """The `base_url` for OpenAI's SDK."""
-        return f"{self.url}/v1"
+        return f"{self.anthropic_url}/v1"
 
     @property
     def anthropic_url(self) -> str:
         """The `base_url` for Anthropic's SDK."""
-        return self.url
+        return f"http://127.0.0.1:{self._server.server_port}"
 
     def until(self, so: Callable[[], bool], timeout_s: float = 10.0) -> bool:
         """Waits for something to become true of `requests` or `in_flight`; False if it does not in time."""
