@@ -21,7 +21,7 @@ from refold.config.config import Source, load_config
 from refold.core import codec
 from refold.core.draft import PART, Draft, split
 from refold.core.errors import ConflictError, MessageError, NotFoundError
-from refold.core.event import Line, Replaced, Said, Span
+from refold.core.event import Line, Replaced, Said
 from refold.core.expiry import EXPAND, OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
 from refold.core.pairing import (
@@ -432,20 +432,16 @@ class AdapterConversation(Generic[M]):
     def _shown_slots(self) -> Iterator[tuple[int | None, Slot]]:
         """The view in order, every call with its result, and the known message of which each is a part."""
         lines: list[Line] = []
-        spans: dict[tuple[int, int], Span] = {}
+        known_of: dict[tuple[int, int], int | None] = {}
         for item in self.session.inspect.items:
-            lines += [line for line in item.lines if not line.apart]
-            if item.edit is not None:
-                spans.update(((line.at, line.n), item.span) for line in item.lines)
+            covered = {self._known_at[at] for at in item.span if at in self._known_at}
+            known = covered.pop() if len(covered) == 1 else None
+            for line in item.lines:
+                if not line.apart:
+                    lines.append(line)
+                    known_of[line.at, line.n] = known
         for slot in repair_pairs(lines)[0]:
-            known: int | None = None
-            if isinstance(slot, Line):
-                known = self._known_at.get(slot.at)
-                if known is None:
-                    span = spans.get((slot.at, slot.n), ())
-                    covered = {self._known_at[at] for at in span if at in self._known_at}
-                    known = covered.pop() if len(covered) == 1 else None
-            yield known, slot
+            yield known_of[slot.at, slot.n] if isinstance(slot, Line) else None, slot
 
     def _message(self, slot: Slot) -> Message:
         """With the ids of calls as the framework has them."""
