@@ -5,7 +5,6 @@ events, since other agents speak in it too, has a conversation of its own: `SESS
 """
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Unpack
@@ -93,11 +92,12 @@ class RefoldPlugin(BasePlugin):
 
     def _events(self, session: Session, branch: str | None = None) -> "SessionEvents":
         key = (*_owner(session), session.id, branch)
+        current = _without_rewound(session.events)
         with self._lock:
             events = self._sessions.pop(key, None)
-            if events is None or not events.is_beginning_of(session.events):
+            if events is None or not events.is_beginning_of(current):
                 events = SessionEvents(branch, _owner(session))
-            events.read(session.events)
+            events.read(current)
             self._sessions[key] = events
             if len(self._sessions) > ACTIVE_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
@@ -182,7 +182,7 @@ def _text(value: Any) -> str:
 
 
 class SessionEvents:
-    """The events of a session that models see, without those that were rewound."""
+    """The events of a session that models see."""
 
     def __init__(self, branch: str | None, owner: Sequence[str]) -> None:
         self.events: list[Event] = []
@@ -195,10 +195,6 @@ class SessionEvents:
         self._branch = branch
         self._owner = owner
         self._read: list[Event] = []
-        self._numbers: list[int] = []
-        """The number of each of `events` among those that were read."""
-        self._invocations: dict[str, int] = {}
-        """The number of each invocation's first event."""
         self._calls: dict[str | None, int] = {}
         self._answered: set[str | None] = set()
         self._answered_again: set[str | None] = set()
@@ -213,16 +209,9 @@ class SessionEvents:
         return n <= len(events) and (n == 0 or events[n - 1] is self._read[-1])
 
     def read(self, events: Sequence[Event]) -> None:
-        for n, event in enumerate(events[len(self._read) :], len(self._read)):
+        for event in events[len(self._read) :]:
             self._read.append(event)
-            self._invocations.setdefault(event.invocation_id, n)
-            rewound = event.actions.rewind_before_invocation_id
-            if rewound:
-                left = bisect_left(self._numbers, self._invocations.get(rewound, n))
-                del self.events[left:], self.keys[left:], self.contents[left:], self._numbers[left:]
-                self.results_of = {at: to for at, to in self.results_of.items() if to < left}
-            elif _is_visible(event, self._branch):
-                self._numbers.append(n)
+            if _is_visible(event, self._branch):
                 self._add(event)
 
     def _add(self, event: Event) -> None:
@@ -250,6 +239,19 @@ class SessionEvents:
         if not self._answered_again.isdisjoint(function.id for function in own):
             return True
         return [one.name for one in own] != [one.name for one in functions(content)]
+
+
+def _without_rewound(events: Sequence[Event]) -> list[Event]:
+    current: list[Event] = []
+    for event in events:
+        rewound = event.actions.rewind_before_invocation_id
+        if rewound:
+            invocations = [one.invocation_id for one in current]
+            if rewound in invocations:
+                del current[invocations.index(rewound) :]
+        else:
+            current.append(event)
+    return current
 
 
 def _is_visible(event: Event, branch: str | None) -> bool:
