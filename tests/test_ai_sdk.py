@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Reasoning, StepStart, Text, ToolCall, ToolResult
-from refold.dialects.ai_sdk import AI_SDK, DIALECT, parse, render, results
+from refold.dialects.ai_sdk import AI_SDK, DIALECT, parse, render
 
 
 def call(id, **more):
@@ -108,7 +108,7 @@ def test_a_tool_that_the_provider_ran_stays_where_it_is():
     own = call("a", providerExecuted=True), result("a", {"type": "json", "value": []})
     assert said(*own, call("b"))[:2] == tuple(Opaque(part, DIALECT) for part in own)
     assert said(call("c"), result("c", {"type": "text", "value": "x"}))[0] == Opaque(call("c"), DIALECT)
-    assert results({"role": "assistant", "content": list(own)}) == []
+    assert AI_SDK.results({"role": "assistant", "content": list(own)}) == []
 
 
 def test_results_that_come_late_from_the_provider_stay_too():
@@ -168,7 +168,7 @@ def test_results_of_version_4_are_understood():
 def test_results_stand_together_with_approvals():
     approval = {"type": "tool-approval-response", "approvalId": "p", "approved": True}
     message = {"role": "tool", "content": [approval, result("a", "x"), result("b", "y")]}
-    assert results(message) == [1, 2]
+    assert AI_SDK.results(message) == [1, 2]
     assert AI_SDK.unread(message) == []
     assert parse(message).parts[0] == Opaque(approval, DIALECT)
     assert render(parse(message))[0][0]["content"][0] == approval
@@ -326,7 +326,7 @@ def test_junk_is_understood_or_refused_and_nothing_else(value):
         return
     rendered, _ = render(message)
     assert AI_SDK.unread(value) == []
-    assert len(results(value)) == len(message.results)
+    assert len(AI_SDK.results(value)) == len(message.results)
     assert all(parse(one).role in ("user", "assistant", "tool", "system") for one in rendered)
 
 

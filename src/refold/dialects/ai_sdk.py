@@ -115,13 +115,6 @@ def tool_id(id: str) -> str:
     return fitting_id(id)
 
 
-def results(value: dict[str, Any]) -> list[int]:
-    """Indices of its tool results; those of an assistant are the provider's own."""
-    content = value.get("content")
-    blocks = content if isinstance(content, list) and value.get("role") == "tool" else []
-    return [n for n, block in enumerate(blocks) if kind_of(block) == "tool-result"]
-
-
 def _part(role: str, inside: set[str | None], value: Any, where: str) -> Part:
     expect(value, dict, where)
     match value:
@@ -289,8 +282,7 @@ AI_SDK = Dialect(
     rules=AiSdkRules,
     blocks=("tool-call", "tool-result", "tool-approval-request", "tool-approval-response"),
     own_fields=lambda value: OWN,
-    results=results,
+    result_type="tool-result",
     repair=repair,
     declare_tool=declare_tool,
-    joins_results=True,
 )

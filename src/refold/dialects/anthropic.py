@@ -94,12 +94,6 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
     return with_results(message, [{"role": role, "content": content}], answer), lost
 
 
-def results(value: dict[str, Any]) -> list[int]:
-    content = value.get("content")
-    blocks = content if isinstance(content, list) else []
-    return [n for n, block in enumerate(blocks) if kind_of(block) == "tool_result"]
-
-
 def _block(role: str, value: Any, where: str) -> Part:
     expect(value, dict, where)
     match value:
@@ -400,11 +394,10 @@ ANTHROPIC = Dialect(
         *("tool_use", "tool_result", "thinking", "redacted_thinking", "document", "search_result"),
         *("compaction", "container_upload", "server_tool_use", "mcp_tool_use", "tool_addition"),
     ),
-    results=results,
+    result_type="tool_result",
     repair=repair,
     declare_tool=declare_tool,
     system_field="system",
     hoists_system=True,
-    joins_results=True,
     signs_thinking=True,
 )

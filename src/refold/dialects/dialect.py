@@ -7,7 +7,7 @@ import msgspec
 
 from refold.core.message import Message
 from refold.dialects.rules.request import Facts, RequestRules
-from refold.dialects.shape import OWN, stands_apart
+from refold.dialects.shape import OWN, kind_of, stands_apart
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -24,8 +24,8 @@ class Dialect(msgspec.Struct, frozen=True):
     """What is sent with a value and takes tokens, but is in no part of the parsed message."""
     own_fields: Callable[[Any], Sequence[str]] = lambda value: OWN
     """The fields of a value that are for refold and are not sent."""
-    results: Callable[[Any], list[int]] = lambda value: []
-    """Indices of the tool results among the blocks of its content."""
+    result_type: str | None = None
+    """The type of tool results, where they are blocks of a message: those of one step are sent in one."""
     repair: Callable[[Sequence[Any], list[str], Facts], list[Any]] = lambda messages, notices, facts: [
         *messages
     ]
@@ -39,8 +39,6 @@ class Dialect(msgspec.Struct, frozen=True):
     """The field of a request that has the system text, where that is sent apart from the messages."""
     hoists_system: bool = False
     """System messages at the beginning are sent in the system field, too."""
-    joins_results: bool = False
-    """The results of one step are sent in one message."""
     has_items: bool = False
     """A message is sent as one or several items; a reply is a list of them."""
     history_fields: tuple[str, ...] = ()
@@ -51,3 +49,10 @@ class Dialect(msgspec.Struct, frozen=True):
     def stands_apart(self, value: Any) -> bool:
         """True for system text that is sent apart, such as `{"system": …}`."""
         return self.system_field is not None and stands_apart(value, self.system_field)
+
+    def results(self, value: dict[str, Any]) -> list[int]:
+        """Indices of the tool results in its content; those of an assistant are the provider's own."""
+        content = value.get("content") if self.result_type else None
+        if not isinstance(content, list) or value.get("role") == "assistant":
+            return []
+        return [n for n, block in enumerate(content) if kind_of(block) == self.result_type]

@@ -46,7 +46,7 @@ class MessageList(msgspec.Struct):
         placed = self._placed(value, at, came) if self.dialect.hoists_system else value
         if placed is None:
             return
-        if self.dialect.joins_results and isinstance(placed.get("content"), list) and (piece or not came):
+        if self.dialect.result_type and isinstance(placed.get("content"), list) and (piece or not came):
             self._join(placed, LastMessage(at - piece.n if piece else -1, piece.blocks if piece else ()))
         else:
             self.messages.append(placed)
