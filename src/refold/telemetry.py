@@ -9,10 +9,9 @@ Spans have names, numbers and places, never what was said. A failure of tracing 
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from refold.models.limits import PROVIDERS
 
@@ -25,66 +24,61 @@ Facts: TypeAlias = Mapping[str, Value]
 
 
 class TraceSpan:
-    """A span for a `with` block; does nothing if the program does not trace."""
+    """A span that is being recorded; does nothing if the program does not trace."""
 
-    __slots__ = ("_given", "_has_failed", "_manager", "_span")
-
-    def __init__(self, given: "tuple[trace.Tracer, str, Facts, bool] | None") -> None:
-        self._given = given
-        self._has_failed = False
-        self._span: trace.Span | None = None
-        self._manager: AbstractContextManager[Any] | None = None
+    def __init__(self, recorded: "trace.Span | None") -> None:
+        self._recorded = recorded
+        self.has_failed = False
 
     def note(self, facts: Facts) -> None:
-        if self._span is not None:
+        if self._recorded is not None:
             with _failing_silently():
-                self._span.set_attributes(_without_none(facts))
+                self._recorded.set_attributes(_without_none(facts))
 
     def fail(self, kind: str) -> None:
         """Marks the span as failed; `kind` is an exception class, a status, or a word such as timeout.
 
         The error message is left out: it may quote what was said.
         """
-        if self._span is not None:
-            self._has_failed = True
+        if self._recorded is not None:
+            self.has_failed = True
             with _failing_silently():
-                self._span.set_attribute("error.type", kind)
-                self._span.set_status(_api().StatusCode.ERROR)
-
-    def __enter__(self) -> Self:
-        if self._given is not None:
-            tracer, name, facts, is_call = self._given
-            with _failing_silently():
-                api = _api()
-                kind = api.SpanKind.CLIENT if is_call else api.SpanKind.INTERNAL
-                self._span = tracer.start_span(name, kind=kind, attributes=_without_none(facts))
-                silent = {"record_exception": False, "set_status_on_exception": False}
-                self._manager = api.use_span(self._span, end_on_exit=True, **silent)
-                self._manager.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._manager is None:
-            return
-        with _failing_silently():
-            if error is not None and not self._has_failed:
-                self.fail(_kind_of(error))
-        with _failing_silently():
-            self._manager.__exit__(None, None, None)
+                self._recorded.set_attribute("error.type", kind)
+                self._recorded.set_status(_api().StatusCode.ERROR)
 
 
-NO_SPAN = TraceSpan(None)
-
-
-def span(name: str, facts: Facts, *, is_call: bool = False) -> TraceSpan:
+@contextmanager
+def span(name: str, facts: Facts, *, is_call: bool = False) -> Iterator[TraceSpan]:
     """`is_call` marks work that waits for another process. An exception that leaves the block is recorded."""
     tracer = _tracer()
-    return NO_SPAN if tracer is None else TraceSpan((tracer, name, facts, is_call))
+    here = TraceSpan(None)
+    if tracer is None:
+        yield here
+        return
+    with ExitStack() as stack:
+        with _failing_silently():
+            api = _api()
+            kind = api.SpanKind.CLIENT if is_call else api.SpanKind.INTERNAL
+            recorded = tracer.start_span(name, kind=kind, attributes=_without_none(facts))
+            silent = {"record_exception": False, "set_status_on_exception": False}
+            manager = api.use_span(recorded, end_on_exit=True, **silent)
+            manager.__enter__()
+            stack.callback(_end, manager)
+            here = TraceSpan(recorded)
+        try:
+            yield here
+        except BaseException as error:
+            if not here.has_failed:
+                here.fail(_kind_of(error))
+            raise
 
 
-def chat(name: str | None, facts: Facts) -> TraceSpan:
+def _end(manager: AbstractContextManager[Any]) -> None:
+    with _failing_silently():
+        manager.__exit__(None, None, None)
+
+
+def chat(name: str | None, facts: Facts) -> AbstractContextManager[TraceSpan]:
     """A request to a model, named `PROVIDER/MODEL` or otherwise."""
     model = name
     known: dict[str, Value] = {"gen_ai.operation.name": "chat"}
@@ -96,7 +90,7 @@ def chat(name: str | None, facts: Facts) -> TraceSpan:
     return span(f"chat {model}" if model else "chat", {**known, **facts}, is_call=True)
 
 
-def agent(name: str, conversation: str) -> TraceSpan:
+def agent(name: str, conversation: str) -> AbstractContextManager[TraceSpan]:
     facts = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": name,
@@ -105,7 +99,7 @@ def agent(name: str, conversation: str) -> TraceSpan:
     return span(f"invoke_agent {name}", facts)
 
 
-def tool(name: str, conversation: str, call_id: str | None = None) -> TraceSpan:
+def tool(name: str, conversation: str, call_id: str | None = None) -> AbstractContextManager[TraceSpan]:
     facts: Facts = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": name,
@@ -116,9 +110,9 @@ def tool(name: str, conversation: str, call_id: str | None = None) -> TraceSpan:
     return span(f"execute_tool {name}", facts)
 
 
-def work(verb: str, conversation: str) -> TraceSpan:
+def work(verb: str, conversation: str) -> AbstractContextManager[TraceSpan]:
     """An operation of refold on a conversation, such as `fit`."""
-    return span(f"refold.{verb}", _conversation_facts(conversation)) if is_on() else NO_SPAN
+    return span(f"refold.{verb}", _conversation_facts(conversation))
 
 
 def event(name: str, facts: Facts) -> None:
