@@ -230,6 +230,7 @@ class Session:
     @contextmanager
     def locked(self) -> Iterator[Inspector]:
         """Keeps other threads of this session from appending or editing while a block runs."""
+        self._settle_streams()
         with self._lock:
             self.record.catch_up()
             yield self._inspector
@@ -270,21 +271,20 @@ class Session:
         """
         require_kind(kind)
         fields: dict[str, Any] = {"id": id, "tags": tags, "kind": kind, "expiry": expiry, "tools": tools}
-        fields = {name: value for name, value in fields.items() if value is not None and value != ()}
+        given = {name: value for name, value in fields.items() if value is not None and value != ()}
         intake = self.intake(dialect)
-        is_one = True
-        if is_stream(message) or is_async_stream(message):
-            parsed = intake.take(chunks_of(message, "stream"), "stream[{}]".format, **fields)
-            is_one = parsed.is_stream
-        elif isinstance(message, list | tuple):
-            parsed = intake.take(message, **fields)
-            is_one = False
+        is_list = isinstance(message, list | tuple)
+        if is_list:
+            parsed = intake.take(message, **given)
+        elif is_stream(message) or is_async_stream(message):
+            parsed = intake.take(chunks_of(message, "stream"), "stream[{}]".format, **given)
+            is_list = not parsed.is_stream
         else:
-            parsed = intake.take([message], lambda n: "message", **fields)
-        if id is not None and not is_one and not parsed.is_stream:
+            parsed = intake.take([message], lambda n: "message", **given)
+        if id is not None and is_list and not parsed.is_stream:
             raise SettingError("id", "names one message, not a list; give each a refold.Message with its id")
         places = self.say(parsed.drafts)
-        return places[0] if is_one else [places[n] for n in parsed.first]
+        return [places[n] for n in parsed.first] if is_list else places[0]
 
     def record_stream(self, stream: Iterable[Any], *, keep_partial: bool = False) -> Iterator[Any]:
         """Hands on the chunks of a streamed reply as they come; when the stream ends, the reply is stored.
@@ -402,25 +402,21 @@ class Session:
             overrides = overrides.then(override_of(override))
         asked = FitRequest(dialect, tools, request_fields(request), overrides)
         with telemetry.work("fit", self.conversation) as span:
-            self._settle_streams()
             if self._recall is not None:
                 self._show_memories(self._recall)
             if self.chat.summaries is not None:
                 self._wait_for_summaries(asked)
-            fitted = self._fit(asked, yields=True)
+            with self.locked():
+                fitted = fit.fit(self.chat, asked, yields=True)
             if fitted is None:  # another process is compacting: wait for it, then go on without it
                 self.chat.lease.wait_for_others(self.settings.summarizer.wait_s)
-                fitted = self._fit(asked)
+                with self.locked():
+                    fitted = fit.fit(self.chat, asked)
             assert fitted is not None
-            report = fitted.report
-            span.note({"refold.tokens.before": report.tokens.before})
-            span.note({"refold.tokens.final": report.tokens.final})
-            span.note({"refold.edits": len(report.edits), "refold.limit": report.limit})
+            tokens = fitted.report.tokens
+            span.note({"refold.tokens.before": tokens.before, "refold.tokens.final": tokens.final})
+            span.note({"refold.edits": len(fitted.report.edits), "refold.limit": fitted.report.limit})
             return fitted
-
-    def _fit(self, request: FitRequest, *, yields: bool = False) -> Fitted | None:
-        with self.locked():
-            return fit.fit(self.chat, request, yields=yields)
 
     def _show_memories(self, recall: "MemoryRecall") -> None:
         """Shows what the store remembers before the user's newest message."""
@@ -504,7 +500,6 @@ class Session:
 
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
-        self._settle_streams()
         with self.locked():
             live = self.record.live if at is None else self.record.as_of(require_int("at", at))
             return self.record.with_words(live.freeze())
@@ -553,13 +548,11 @@ class Session:
 
     def get_all(self) -> list[StoredMessage]:
         """All recorded messages."""
-        self._settle_streams()
         with self.locked():
             return self._stored(0)
 
     def get_range(self, start: int, end: int) -> list[StoredMessage]:
         """Messages by index, counting messages only, the end exclusive."""
-        self._settle_streams()
         with self.locked():
             first = self.record.place_of(max(0, require_int("start", start)))
             return self._stored(first, require_int("end", end))
@@ -582,7 +575,6 @@ class Session:
         Memories of the store come before them, in one message with the tag `memory` and no place: with a
         limit, in a quarter of it at most and never instead of the newest message.
         """
-        self._settle_streams()
         most = require_int("max_messages", max_messages)
         limit = None if max_tokens is None else max(0, require_int("max_tokens", max_tokens))
         found: list[StoredMessage] = []
@@ -608,7 +600,6 @@ class Session:
 
     def get_count(self) -> int:
         """The number of recorded messages."""
-        self._settle_streams()
         with self.locked():
             return self.record.live.state.index
 
