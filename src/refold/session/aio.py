@@ -13,6 +13,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager
 from functools import wraps
+from itertools import islice
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
@@ -178,7 +179,9 @@ class AsyncSession:
 
     def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[Event]:
         start = max(0, require_int("after", after))
-        return _fetched(self.sync.record.followed(start) if follow else self.sync.events(start))
+        if follow:  # an event is not kept back until others come
+            return _fetched(self.sync.record.followed(start), at_once=1)
+        return _fetched(self.sync.events(start))
 
     def export(self, format: str | None = None, *, view: bool = False) -> AsyncIterator[str]:
         return _fetched(self.sync.export(format, view=view))
@@ -195,22 +198,12 @@ class AsyncSession:
         await self.close()
 
 
-async def _fetched(source: Iterator[T | None]) -> AsyncIterator[T]:
+async def _fetched(source: Iterator[T | None], at_once: int = CHUNK) -> AsyncIterator[T]:
     """What an iterator gives, without None; it waits in threads of its own, to leave other verbs theirs."""
-
-    def some() -> tuple[list[T], bool]:
-        found = list[T]()
-        for one in source:
-            if one is None or len(found) == CHUNK:
-                return ([*found, one] if one is not None else found), False
-            found.append(one)
-        return found, True
-
-    is_over = False
-    while not is_over:
-        found, is_over = await in_thread(some)
+    while found := await in_thread(lambda: list(islice(source, at_once))):
         for one in found:
-            yield one
+            if one is not None:
+                yield one
 
 
 class Opening(Coroutine[Any, Any, AsyncSession]):

@@ -9,6 +9,7 @@ from refold.core.message import Message, Text
 from refold.core.plan import Policy
 from refold.dialects.registry import TARGETS, is_row, spoken
 from refold.session.export import load_lines
+from refold.session.files import FileConversation
 from refold.session.notify import OnEvent
 from refold.session.oneoff import listed
 from refold.session.results import FittedMessages
@@ -88,9 +89,11 @@ def fit(
     session = Session(open_store("memory://"), key, **rest, owns_store=True, is_one_off=True)
     said = listed(messages)
     plain = [message for message in said if type(message) is dict]
-    is_clear = spoken(plain) is not None or any(map(is_row, plain))
-    by_system = None if is_clear else _by_system(plain)
-    wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
+    known = spoken(plain)
+    by_system = None
+    if known is None and not any(map(is_row, plain)):
+        by_system = FileConversation("", plain, "messages", None).dialect
+    wanted = dialect if dialect in TARGETS else known or by_system
     session.append([_ours(message) or message for message in said], dialect=dialect or by_system)
     beside = {"system": system} if system is not None else {}
     try:
@@ -115,12 +118,6 @@ def _ours(message: Any) -> Message | None:
     if text != NOTE.text and not is_summary(text):
         return None
     return Message("user", (Text(text),), summary=True)
-
-
-def _by_system(messages: Sequence[dict[str, Any]]) -> str | None:
-    """Who puts system text first in the list does not speak Anthropic."""
-    is_system = bool(messages) and messages[0].get("role") in ("system", "developer")
-    return "openai-chat" if is_system else None
 
 
 def load(lines: Iterable[str], *, store: str | Store, conversation: str | None = None) -> Session:

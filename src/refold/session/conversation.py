@@ -122,6 +122,8 @@ class Conversation:
         """The start of the running compaction."""
         self.sent_until = 0
         """The next free place when the newest request was made."""
+        self.sent_edition = -1
+        """The edition of the view that it showed."""
         self.last = LastRequest(record.view)
         """The newest request, until a reply has measured it."""
         self.requested: dict[bytes, float] = {}
@@ -265,10 +267,20 @@ class Conversation:
     def note_request(self, extras: RequestExtras, counted: int, prefix: str | None) -> None:
         """Remembers the newest request, and when its tools and system text were sent."""
         self.sent_until = self.record.live.state.next
+        self.sent_edition = self.record.live.edition
         self.last = LastRequest(self.record.view, counted, self.model, prefix, self.sent_until)
         self.requested[extras.text] = time.time()
         if len(self.requested) > MAX_TOOL_SETS:
             del self.requested[min(self.requested, key=self.requested.__getitem__)]
+
+    @property
+    def changed_since_request(self) -> int | None:
+        """The earliest place that is shown differently than in the newest request."""
+        live = self.record.live
+        if live.edition == self.sent_edition or live.state.changed is None:
+            return None
+        was_sent = not self.sent_until or live.state.changed < self.sent_until
+        return live.state.changed if was_sent else None
 
     # What callbacks are told of compactions
 

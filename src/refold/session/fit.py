@@ -237,7 +237,6 @@ def _report(
         notices.append(reduced.notice)
     edits = list[EditReport]()
     saved = dict[str, int]()
-    broken = [] if rendered.break_at is None else [rendered.break_at]
     for edit in reduced.edits:
         if edit.certificate and edit.certificate.left_out:
             notices.append(
@@ -247,8 +246,6 @@ def _report(
         less = edit.tokens[0] - edit.tokens[1]
         saved[edit.kind] = saved.get(edit.kind, 0) + less
         edits.append(EditReport(edit.at, edit.span, edit.kind, edit.why, round(less * budget.ratio)))
-        if not 0 < chat.sent_until <= edit.span.start:
-            broken.append(edit.span.start)
     notices += rendered.notices
     if final > budget.room:
         notices.append(
@@ -269,7 +266,7 @@ def _report(
         room=max(0, budget.room - final),
         edits=tuple(edits),
         fired=reduced.fired,
-        cache_break_at=min(broken, default=None),
+        cache_break_at=0 if rendered.is_system_new else chat.changed_since_request,
         notices=tuple(notices),
     )
 

@@ -1,7 +1,7 @@
 """Renders a view as a request in one dialect, and reuses the last request while the view only grows."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,8 +18,6 @@ from refold.dialects.shape import without
 from refold.models.count import Units
 from refold.stores.record import Record
 
-Place: TypeAlias = tuple[int, int, int]
-"""Of a line: its event, the message of the event, and the start of the span it stands for."""
 REPAIR_TOKENS = 8
 """Tokens that one repair may add, such as a placeholder or a label."""
 UNSUPPORTED = "{}: {} cannot be written in {}; it is left out of the request, not of the record"
@@ -54,8 +52,8 @@ class Rendered(msgspec.Struct, frozen=True):
     """Tokens that repairs added."""
     notices: tuple[str, ...] = ()
     """Repairs, and what the dialect cannot express."""
-    break_at: int | None = None
-    """The first place that differs from the previous request."""
+    is_system_new: bool = False
+    """The system text differs from that of the previous request."""
     settled: int = 0
     """The number of messages up to the last edited one; 0 if unknown."""
 
@@ -79,9 +77,6 @@ class Renderer:
         self._record = record
         self._request = request
         self._counter = counter
-        self._places: list[Place] = []
-        self._before: list[Place] | None = None
-        """The places of the previous request, if the view has changed since."""
         self._sent_system: Any = None
         self._rendered_lines: dict[tuple[int, int], RenderedLine] = {}
         self._live = record.live
@@ -116,8 +111,6 @@ class Renderer:
         live = self._record.live
         if self._edition != live.edition:
             self._start(live.edition)
-            self._before = self._places if self._before is None else self._before
-            self._places = []
         items = live.items[self._items :]
         new = [line for item in items for line in item.lines]
         self._record.load(new)
@@ -125,32 +118,27 @@ class Renderer:
             for line in item.lines:
                 self._unsent += self._add_line(self._message_list, line, self._notes).unsent
             self._settled = len(self._message_list.messages) if item.edit is not None else self._settled
-        self._places += [
-            (line.at, line.n, item.span.start) for item in items for line in item.lines if not line.apart
-        ]
         self._items = len(live.items)
 
     def render(self) -> Rendered:
         self._catch_up()
         live = self._record.live
         rules = self._checked_rules()
-        break_at = None if self._before is None else _first_change(self._before, self._places)
-        self._before = None
-        if self._message_list.system != self._sent_system and self._sent_system is not None:
-            break_at = 0
-        self._sent_system = self._message_list.system
+        system = self._message_list.system
+        is_system_new = self._sent_system is not None and system != self._sent_system
+        self._sent_system = system
         faults = _violations(rules)
         if faults and self._request.repair:
             paired = not any(fault.rule in rules.PAIRING for fault in faults)
-            return self._render_repaired(
-                [line for item in live.items for line in item.lines], paired, break_at
-            )
+            repaired = self._render_repaired([line for item in live.items for line in item.lines], paired)
+            return msgspec.structs.replace(repaired, is_system_new=is_system_new)
         notices = [
             *self._notices_of(self._notes),
             *self._message_list.notices,
             *(f"{f.rule}: {f.message}" for f in faults),
         ]
-        return _rendered(self._message_list, self._message_list.messages, notices, 0, break_at, self._settled)
+        rendered = _rendered(self._message_list, self._message_list.messages, notices)
+        return msgspec.structs.replace(rendered, is_system_new=is_system_new, settled=self._settled)
 
     def _checked_rules(self) -> RequestRules:
         """Validates the request. The newest message may still grow, so it is validated every time."""
@@ -171,7 +159,7 @@ class Renderer:
         marks = sum(map(has_cache_mark, system)) if sent else 0
         return msgspec.structs.replace(facts, marks=facts.marks + marks) if marks else facts
 
-    def _render_repaired(self, lines: list[Line], paired: bool, break_at: int | None) -> Rendered:
+    def _render_repaired(self, lines: list[Line], paired: bool) -> Rendered:
         slots, notices = (list[Slot](lines), list[str]()) if paired else repair_pairs(lines)
         self._record.load(lines)
         message_list = self._empty_list()
@@ -200,14 +188,14 @@ class Renderer:
             messages = DIALECTS[self._request.dialect].repair(messages, repairs, facts)
             rules = self._check(messages, facts)
         if paired and any(fault.rule in rules.PAIRING for fault in rules.violations):
-            return self._render_repaired(lines, False, break_at)
+            return self._render_repaired(lines, False)
         for fault in _violations(rules):
             if fault.rule == "S1":
                 raise RefoldError(f"The request is not valid and cannot be repaired: {fault.message}")
             raise RefoldError(f"refold built an invalid request. This is a bug, please report it: {fault}")
         all_notices = (*self._notices_of(notes), *message_list.notices, *notices, *repairs)
         added = tokens + REPAIR_TOKENS * len(repairs)
-        return _rendered(message_list, messages, all_notices, added, break_at)
+        return _rendered(message_list, messages, all_notices, added)
 
     def _check(self, messages: list[dict[str, Any]], facts: Facts) -> RequestRules:
         rules = RULES[self._request.dialect](facts)
@@ -305,14 +293,12 @@ def _rendered(
     message_list: MessageList,
     messages: list[dict[str, Any]],
     notices: Sequence[str],
-    repair_tokens: int,
-    break_at: int | None,
-    settled: int = 0,
+    repair_tokens: int = 0,
 ) -> Rendered:
     """Copies, since the caller may change a request."""
     copied = msgspec.to_builtins(messages)
     system = msgspec.to_builtins(message_list.system)
-    return Rendered(copied, system, repair_tokens, tuple(notices), break_at, settled)
+    return Rendered(copied, system, repair_tokens, tuple(notices))
 
 
 def _for_api(value: Any, dialect: str) -> Any:
@@ -343,13 +329,6 @@ def _places(places: Sequence[int]) -> str:
 def _violations(rules: RequestRules) -> list[Any]:
     """Without G2: an empty conversation is not an error."""
     return [fault for fault in rules.violations if fault.rule != "G2"]
-
-
-def _first_change(before: Sequence[Place], after: Sequence[Place]) -> int | None:
-    for old, new in zip(before, after, strict=False):
-        if old != new:
-            return min(old[-1], new[-1])
-    return None if len(before) <= len(after) else before[len(after)][-1]
 
 
 def _escape_surrogates(value: Any) -> Any:
