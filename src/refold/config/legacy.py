@@ -1,8 +1,9 @@
 """Reads settings that are written under an older name, each with one deprecation warning."""
 
 import warnings
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,52 +35,45 @@ def with_current_names(source: SourceValues) -> SourceValues:
     Raises:
         SettingError: a transform is not valid.
     """
-    current = _CurrentNames(source, dict(source.lines), [])
-    tree = current.renamed(source.tree, ())
-    for notice in current.notices:
-        warnings.warn(notice, DeprecationWarning, stacklevel=5)
-    return SourceValues(tree, source.name, current.lines)
-
-
-class _CurrentNames(NamedTuple):
-    source: SourceValues
-    lines: dict[Path, str]
-    """Also of the renamed settings."""
-    notices: list[str]
-
-    def renamed(self, value: Any, path: Path) -> Any:
-        """A part of the settings with current names."""
-        if not isinstance(value, Mapping):
-            return value
-        current: dict[Any, Any] = {}
-        for key, inner in value.items():
-            here = (*path, str(key))
-            new = RENAMED.get(("agents", "*", *here[2:]) if here[0] == "agents" else here)
-            if new is None:
-                current[key] = self.renamed(inner, here)
+    tree = deepcopy(source.tree)
+    lines = dict(source.lines)
+    notices: list[str] = []
+    for (*parents, old), new in RENAMED.items():
+        for path, section in _sections(tree, parents):
+            if old not in section:
                 continue
-            self._notice(here, new)
-            if new not in value:
-                current[new] = inner
-                self.lines[*path, new] = self.source.origin(here)
-        if path[:1] == ("agents",) and len(path) == 2 and value.get("transforms") is not None:
-            self._replace_transforms(current, path)
-        return current
-
-    def _replace_transforms(self, agent: dict[Any, Any], path: Path) -> None:
-        """Sets `compact` by the smallest limit of the `transforms`, unless the agent has a `compact`."""
+            notices.append(f"{source.place((*path, old))}: is deprecated; write {new} instead")
+            value = section.pop(old)
+            if new not in section:
+                section[new] = value
+                lines[*path, new] = source.origin((*path, old))
+    for path, agent in _sections(tree, ("agents", "*")):
         here = (*path, "transforms")
-        limits = _limits(agent.pop("transforms"), self.source, here)
+        if agent.get("transforms") is None:
+            continue
+        limits = _limits(agent.pop("transforms"), source, here)
         smallest = min(limits, default=None)
         compact = {} if smallest is None else {"token_threshold": smallest}
-        self._notice(here, f"compact: {{token_threshold: {smallest}}}" if compact else "compact: on")
+        instead = f"compact: {{token_threshold: {smallest}}}" if compact else "compact: on"
+        notices.append(f"{source.place(here)}: is deprecated; write {instead} instead")
         if agent.get("compact") is None:
             agent["compact"] = compact
-            if smallest is not None:
-                self.lines[*path, "compact", "token_threshold"] = self.source.origin(limits[smallest])
+            for limit in compact.values():
+                lines[*path, "compact", "token_threshold"] = source.origin(limits[limit])
+    for notice in notices:
+        warnings.warn(notice, DeprecationWarning, stacklevel=5)
+    return SourceValues(tree, source.name, lines)
 
-    def _notice(self, path: Path, instead: str) -> None:
-        self.notices.append(f"{self.source.place(path)}: is deprecated; write {instead} instead")
+
+def _sections(tree: Any, pattern: Sequence[str], path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The parts of the settings at a path in which `*` stands for any name."""
+    if not isinstance(tree, dict):
+        return
+    if not pattern:
+        yield path, tree
+        return
+    for name in [*tree] if pattern[0] == "*" else pattern[:1]:
+        yield from _sections(tree.get(name), pattern[1:], (*path, str(name)))
 
 
 def _limits(transforms: Any, source: SourceValues, path: Path) -> dict[int, Path]:

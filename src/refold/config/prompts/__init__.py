@@ -54,8 +54,14 @@ def load(name: str, folder: Path | None = None) -> Template:
     """
     for place in _places(folder):
         file = place / f"{name}.md"
-        if _is_file(file):
-            return _read(file, name, BUILT_IN if place == _HERE else str(file))
+        if not _is_file(file):
+            continue
+        origin = BUILT_IN if place == _HERE else str(file)
+        known = VARIABLES[name] if name in VARIABLES else _guiding("conversation")
+        template = parse(name, _text(file), origin, known)
+        if name in MATERIAL and not _is_whole(template, name):
+            raise SettingError(origin, f"has no {{{{{MATERIAL[name]}}}}}, so nothing would be summarized")
+        return template
     raise SettingError(f"prompt {name!r}", f"is not known; known: {', '.join(profiles(folder))}")
 
 
@@ -72,12 +78,10 @@ def conversation_template(profile: str, folder: Path | None = None) -> Template:
         SettingError: there is no such profile, or a template is not valid.
     """
     if profile not in (known := profiles(folder)):
-        hint = f"create {profile}.md in the folder of prompts, or use one of these"
-        if profile in VARIABLES:
-            hint = "it is a frame, not a profile; use one of these"
+        where = f"create {profile}.md in the folder of prompts, or use one of these"
+        hint = "it is a frame, not a profile; use one of these" if profile in VARIABLES else where
         raise SettingError(f"profile {profile!r}", f"is not known; {hint}: {', '.join(known)}")
-    own = load(profile, folder)
-    made = own if _is_whole(own, "conversation") else _framed("conversation", own, folder)
+    made = _framed("conversation", load(profile, folder), folder)
     return made if made.sections else msgspec.structs.replace(made, sections=SECTIONS)
 
 
@@ -89,37 +93,24 @@ def message_template(prompt: str | None, folder: Path | None = None) -> Template
     Raises:
         SettingError: there is no such file, or it is not valid.
     """
+    known = _guiding("message")
     if prompt is None or not prompt.strip():
         frame = load("message", folder)
         return msgspec.structs.replace(frame, text=fill(frame.text, {"prompt": NONE}))
-    own = _prompt(prompt, folder)
-    return own if _is_whole(own, "message") else _framed("message", own, folder)
+    if not prompt.endswith(FILES) or "\n" in prompt:
+        return _framed("message", parse("prompt", prompt, "prompt", known), folder)
+    places = [place / prompt for place in (folder, Path()) if place is not None]
+    for file in places:
+        if _is_file(file):
+            return _framed("message", parse(file.stem, _text(file), str(file), known), folder)
+    looked = " or ".join(str(file.absolute()) for file in places)
+    raise SettingError(prompt, f"there is no such file; create {looked}, or set the text itself")
 
 
 def _places(folder: Path | None) -> list[Path]:
     if folder is not None and not folder.is_dir():
         raise SettingError(str(folder), "there is no such folder; create it, or leave prompts unset")
     return [_HERE] if folder is None else [folder, _HERE]
-
-
-def _prompt(prompt: str, folder: Path | None) -> Template:
-    known = _guiding("message")
-    if not prompt.endswith(FILES) or "\n" in prompt:
-        return parse("prompt", prompt, "prompt", known)
-    places = [place / prompt for place in (folder, Path()) if place is not None]
-    for file in places:
-        if _is_file(file):
-            return parse(file.stem, _text(file), str(file), known)
-    looked = " or ".join(str(file.absolute()) for file in places)
-    raise SettingError(prompt, f"there is no such file; create {looked}, or set the text itself")
-
-
-def _read(file: Path, name: str, origin: str) -> Template:
-    known = VARIABLES[name] if name in VARIABLES else _guiding("conversation")
-    template = parse(name, _text(file), origin, known)
-    if name in MATERIAL and not _is_whole(template, name):
-        raise SettingError(origin, f"has no {{{{{MATERIAL[name]}}}}}, so nothing would be summarized")
-    return template
 
 
 def _text(file: Path) -> str:
@@ -139,6 +130,9 @@ def _is_whole(template: Template, kind: str) -> bool:
 
 
 def _framed(kind: str, own: Template, folder: Path | None) -> Template:
+    """The text inside its frame, unless it is a whole prompt."""
+    if _is_whole(own, kind):
+        return own
     frame = load(kind, folder)
     return Template(
         own.name,

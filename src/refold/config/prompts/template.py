@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -51,10 +50,14 @@ NONE = "(none)"
 """Shown for an empty value."""
 WORDS_PER_TOKEN = 0.6
 """In text with many identifiers."""
-FRONT_MATTER = ("models", "sections")
 _GAP = regex(r"\{\{(.*?)\}\}")
 _OPENED = regex(r"---[ \t]*\r?\n[ \t]*(?:models|sections)[ \t]*:")
 _FRONT = regex(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+
+
+class FrontMatter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    models: tuple[str, ...] | None = None
+    sections: tuple[str, ...] | None = None
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -116,24 +119,12 @@ def parse(name: str, text: str, origin: str, known: Sequence[str]) -> Template:
 def _front_matter(front: str, origin: str) -> dict[str, tuple[str, ...]]:
     if not front.strip():
         return {}
-    import yaml  # takes 15 ms
-
     try:
-        tree = yaml.safe_load(front)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingError(origin, f"the front matter is not valid YAML: {error}") from error
-    if not isinstance(tree, dict | None):
-        raise SettingError(origin, f"the front matter has no names; known here: {', '.join(FRONT_MATTER)}")
-    return {name: _texts(name, value, origin) for name, value in (tree or {}).items() if value is not None}
-
-
-def _texts(name: object, value: Any, origin: str) -> tuple[str, ...]:
-    if name not in FRONT_MATTER:
-        raise SettingError(f"{origin}: {name}", f"is not known; known here: {', '.join(FRONT_MATTER)}")
-    try:
-        return msgspec.convert(value, tuple[str, ...])
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise SettingError(f"{origin}: {name}", f"expected a list of texts, got {value!r:.64}") from error
+        tree = msgspec.yaml.decode(front, type=FrontMatter | None) or FrontMatter()
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        known = ", ".join(FrontMatter.__struct_fields__)
+        raise SettingError(origin, f"the front matter is not valid: {error}; known here: {known}") from error
+    return {"models": tree.models or (), "sections": tree.sections or ()}
 
 
 def _shown(value: object) -> str:
