@@ -52,45 +52,42 @@ def read(source: Mapping[str, Any] | str | File) -> SourceValues:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise SettingError(name, f"cannot be read: {error}") from error
+    kind = "TOML" if file.suffix == ".toml" else "YAML"
     try:
-        if file.suffix == ".toml":
-            import tomllib
-
-            return SourceValues(tomllib.loads(text), name)
-        return _yaml(text, name)
+        return _toml(text, name) if kind == "TOML" else _yaml(text, name)
     except SettingError:
         raise
-    except (ValueError, RecursionError) as error:
-        raise SettingError(name, f"is not valid {file.suffix[1:].upper()}: {error}") from error
-    except Exception as error:  # yaml.YAMLError: yaml is imported only when needed
-        raise SettingError(name, f"is not valid YAML: {error}") from error
+    except Exception as error:  # the errors of the parsers, which are imported only when needed
+        raise SettingError(name, f"is not valid {kind}: {error}") from error
+
+
+def _toml(text: str, name: str) -> SourceValues:
+    import tomllib
+
+    return SourceValues(tomllib.loads(text), name)
 
 
 def _yaml(text: str, name: str) -> SourceValues:
+    """
+    Raises:
+        SettingError: a mapping has the same key twice; YAML would silently take the last.
+    """
     import yaml  # takes 15 ms
 
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        _check_unique_keys(node, name)
-        tree = {} if node is None else loader.construct_document(node)
+        seen: dict[Path, int] = {}
+        for path, line in _lines(node):
+            if path in seen and "<<" not in path:  # values of merge keys may be set again
+                problem = f"is set twice, first on line {seen[path]}; remove one of the two"
+                raise SettingError(f"{name}:{line}: {'.'.join(path)}", problem)
+            seen[path] = line
+        tree = None if node is None else loader.construct_document(node)  # resolves merge keys
         lines = {path: f"{name}:{line}" for path, line in _lines(node)}
         return SourceValues({} if tree is None else tree, name, lines)
     finally:
         loader.dispose()
-
-
-def _check_unique_keys(node: Any, name: str) -> None:
-    """
-    Raises:
-        SettingError: a mapping has the same key twice; YAML would silently take the last.
-    """
-    seen: dict[Path, int] = {}
-    for path, line in _lines(node):
-        if path in seen and "<<" not in path:  # values of merge keys may be set again
-            problem = f"is set twice, first on line {seen[path]}; remove one of the two"
-            raise SettingError(f"{name}:{line}: {'.'.join(path)}", problem)
-        seen[path] = line
 
 
 def _lines(node: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:

@@ -48,10 +48,14 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
     def _words(self) -> dict[tuple[int, int], frozenset[str]]:
         return {}
 
+    def text(self, *lines: Line) -> str:
+        """All text of some lines."""
+        return "\n".join(all_text(self._items[line.at, line.n].words(line)) for line in lines)
+
     def words(self, line: Line) -> frozenset[str]:
         key = (line.at, line.n)
         if key not in self._words:
-            self._words[key] = exact_words(all_text(self._items[key].words(line)))
+            self._words[key] = exact_words(self.text(line))
         return self._words[key]
 
     @cached_property
@@ -93,7 +97,7 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
         soon = any(0 < step - line.step <= SOON for word in words for step in self.used.get(word, ()))
         new = sum(self.first.get(word) == line.at for word in words)
         tool = line.tools[0] if line.tools else ""
-        marked = _MARK.search(all_text(self._items[line.at, line.n].words(line))) is not None
+        marked = _MARK.search(self.text(line)) is not None
         return (
             0.30 * min(1.0, taken / ENOUGH)
             + 0.10 * soon
@@ -104,7 +108,7 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
         )
 
     def prose(self, line: Line) -> frozenset[str]:
-        return plain_words(self.text([line]))
+        return plain_words(self.text(line))
 
     @cached_property
     def frequency(self) -> Counter[str]:
@@ -133,11 +137,7 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
     def relevance(self, line: Line, recent: Sequence[Line]) -> float:
         """How much a result has to do with recent messages, from 0 to 1."""
         words = self.words(line)
-        exact = exact_words(self.text(recent))
+        exact = exact_words(self.text(*recent))
         shared = len(words & exact) / min(len(words), ENOUGH) if words else 0.0
         used = 0.7 * min(1.0, shared) + 0.3 * min(1.0, self.used_later(line) / ENOUGH)
         return max([used, *(self._covered(line, message) for message in recent)])
-
-    def text(self, lines: Iterable[Line]) -> str:
-        """All text of some lines."""
-        return "\n".join(all_text(self._items[line.at, line.n].words(line)) for line in lines)

@@ -105,7 +105,7 @@ class Squeeze(msgspec.Struct, frozen=True):
             fixed = budget.overhead + budget.unsent + sum(line.tokens for line in must_stay(view))
             whole = budget.counted(budget.target) - fixed
             room = max(room, int(self.share * whole)) if self.share < 1 else room
-        known = vocabulary(reading.text(stays))
+        known = vocabulary(reading.text(*stays))
         parts = [_Share(item, reading, lambda word: -1.5 if word in known else 0.0) for item in items]
         return self._cut(parts, room, count)
 

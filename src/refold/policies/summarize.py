@@ -200,7 +200,7 @@ def _summary_edit(part: SummaryPart, view: View, count: Count) -> Plan:
         later=_following(view, old.span),
         header=f"refold {handle}{part.level}: {messages:,} messages, {tokens:,} tokens",
         active=next((line.place for line in view.lines if line.at == view.latest), view.latest),
-        elsewhere=vocabulary(ViewReading(view).text(still_shown)),
+        elsewhere=vocabulary(ViewReading(view).text(*still_shown)),
         tokens=part.most if replaces_rule else min(part.most, int(MAX_RATIO * old.tokens)),
         at_most=RULES_RATIO * part.most if part.free is None else part.free,
         count=count,

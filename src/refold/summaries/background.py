@@ -1,11 +1,9 @@
 """Background work: a coroutine in a thread of its own, and what can be waited for."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import copy_context
-from threading import Event, Thread
+from threading import Event
 from typing import Protocol, TypeVar
 
 from refold.stores.daemon_call import DaemonCall
@@ -36,16 +34,14 @@ class BackgroundJob:
         self._work = work
         self._done = Event()
         self._canceled = False
-        self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        run = copy_context().run  # traced as part of its caller
-        self._thread = Thread(target=run, args=(self._run,), name=name, daemon=True)
-        self._thread.start()
+        self._thread = DaemonCall(lambda: asyncio.run(self._main()), name)
+        self._thread.add_done_callback(lambda _: self._done.set())
 
     @property
     def is_running(self) -> bool:
-        return not self._done.is_set() and self._pid == os.getpid()  # threads do not survive a fork
+        return not self._done.is_set() and self._thread.is_running
 
     def wait(self, seconds: float | None = None) -> bool:
         """True if it has ended by then."""
@@ -56,11 +52,6 @@ class BackgroundJob:
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop was closed just now
                 self._loop.call_soon_threadsafe(self._task.cancel)
-
-    def _run(self) -> None:
-        with suppress(BaseException):  # SystemExit of the coroutine does not end the program
-            asyncio.run(self._main())
-        self._done.set()
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

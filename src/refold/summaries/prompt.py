@@ -161,33 +161,21 @@ class PromptSeries(msgspec.Struct, frozen=True):
     list_chars: int
     count: Callable[[str], int]
 
-    def ask(self, n: int, previous: str | None) -> Ask:
+    def ask(self, n: int, previous: str | None) -> tuple[Ask, PromptContent]:
         """The nth request, after the summary of those before it."""
         piece = self.pieces[n]
+        round = self.summary_input.round
         before = first_lines(previous, self.previous_tokens, self.count)
+        prompt = self._prompt(piece, before, round)
         messages = tuple(worded.original.message for worded in piece)
-        return Ask(
-            "conversation",
-            self._prompt(piece, before, self.summary_input.round),
-            self.system,
-            messages,
-            before,
-            self.summary_input.round,
-            self.max_tokens,
-            self.profile,
-        )
-
-    def content(self, n: int, previous: str | None) -> PromptContent:
-        """The nth request with ranks instead of places."""
-        piece = self.pieces[n]
-        before = first_lines(previous, self.previous_tokens, self.count)
+        ask = Ask("conversation", prompt, self.system, messages, before, round, self.max_tokens, self.profile)
         listed = map(int, _LISTED_PLACE.findall(before or ""))
         places = sorted({*(worded.original.at for worded in piece), *listed})
         ranks = {at: rank for rank, at in enumerate(places)}
         ranked = [_at_place(worded, ranks[worded.original.at]) for worded in piece]
         if before:
             before = _LISTED_PLACE.sub(lambda found: f"- #{ranks[int(found[1])]} (", before)
-        return PromptContent(self._prompt(ranked, before, 0), tuple(ranks))
+        return ask, PromptContent(self._prompt(ranked, before, 0), tuple(places))
 
     def _prompt(self, piece: Sequence[WordedMessage], previous: str | None, round: int) -> str:
         values = _values(
@@ -328,12 +316,6 @@ def first_lines(text: str | None, tokens: int, count: Callable[[str], int]) -> s
     if not text or count(text) <= tokens:
         return text or None
     lines = text.split("\n")
-    low = 0
-    high = len(lines)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count("\n".join(lines[:middle])) <= tokens:
-            low = middle
-        else:
-            high = middle - 1
-    return "\n".join(lines[:low]) or None
+    sizes = accumulate(count(line) + 1 for line in lines)
+    many = sum(size <= tokens for size in sizes)
+    return "\n".join(lines[:many]) or None

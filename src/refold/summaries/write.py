@@ -165,12 +165,9 @@ class Writer:
                 counts,
                 places=places,
             )
-            verdict = await self._checked_answer(
-                prompts.ask(n, previous),
-                prompts.content(n, previous),
-                evidence,
-                max(room, int(OVERLONG * max_tokens)),
-            )
+            ask, content = prompts.ask(n, previous)
+            limit = max(room, int(OVERLONG * max_tokens))
+            verdict = await self._checked_answer(ask, content, evidence, limit)
             kept += verdict.kept
             struck += verdict.struck
             states |= verdict.written.states
