@@ -249,13 +249,7 @@ TITLES = (
 
 def table(rows: Sequence[PeerRow]) -> BenchTable:
     """Times, and their ratios to refold's in the same run."""
-    return BenchTable(
-        "A step of others and of refold",
-        TITLES,
-        [_cells(row) for row in rows],
-        [n for n, row in enumerate(rows[:-1]) if rows[n + 1].peer != row.peer],
-        texts=3,
-    )
+    return BenchTable("A step of others and of refold", TITLES, [_cells(row) for row in rows], texts=3)
 
 
 def _cells(row: PeerRow) -> list[str]:

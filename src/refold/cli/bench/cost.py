@@ -200,7 +200,6 @@ def to_json(rows: Sequence[CostRow]) -> list[Json]:
 def table(rows: Sequence[CostRow], caption: str = CAPTION) -> BenchTable:
     """The averages of each model and way, and the worst conversation."""
     lines: list[list[str]] = []
-    ends: list[int] = []
     for model in dict.fromkeys(row.model for row in rows):
         for way in dict.fromkeys(row.way for row in rows):
             some = [row for row in rows if row.model == model and row.way == way]
@@ -210,8 +209,7 @@ def table(rows: Sequence[CostRow], caption: str = CAPTION) -> BenchTable:
             edits = f"{mean(row.edits for row in some):.1f}"
             index = [f"{mean(shares):.2f}", f"{max(shares):.2f}"]
             lines.append([model, way, f"{len(some)}", *index, cached, tokens, edits])
-        ends.append(len(lines) - 1)
-    return BenchTable(caption, TITLES, lines, ends, texts=2)
+    return BenchTable(caption, TITLES, lines, texts=2)
 
 
 def brief_table(groups: Mapping[str, Sequence[CostRow]]) -> BenchTable:

@@ -145,12 +145,11 @@ def tables(rows: Sequence[Run], *, only_totals: bool) -> list[BenchTable]:
     """What is saved and lost by source, what of the lost can be had, and what is lost after compactions."""
     sums = totals(rows)
     by_source = sums if only_totals else rows
-    ends = [n for n, row in enumerate(by_source) if row.source == "total" and not only_totals]
     rounds = [f"after {n}" for n in range(MAX_ROUNDS)]
     rounds.append(f"after {MAX_ROUNDS} or more")
     compacted = [_after_rounds(row) for row in sums if row.numbers["batches"]]
     return [
-        BenchTable("Saved and lost, by source", SAVED, [_saved(row) for row in by_source], ends, texts=2),
+        BenchTable("Saved and lost, by source", SAVED, [_saved(row) for row in by_source], texts=2),
         BenchTable("What is kept, and what of the lost can be had", LOST, [_lost(row) for row in sums]),
         BenchTable("Values lost, by the compactions before their use", ["budget", *rounds], compacted),
     ]
