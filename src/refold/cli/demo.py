@@ -116,12 +116,15 @@ def _print_summary(outcome: "DemoResult") -> None:
     ended = "no step refused: try more --steps or a smaller --window"
     if outcome.ended_without:
         ended = f"refused at step {outcome.ended_without}, for good"
-    saved = saved_percent(outcome.sent_without, outcome.sent)
+    steps = outcome.steps
+    most = max(step.sent for step in steps)
+    without = sum(step.recorded for step in steps)
+    saved = saved_percent(without, sum(step.sent for step in steps))
     lines = {
-        "recorded": f"{outcome.recorded:,} tokens in {plural(len(outcome.steps), 'step')}, none lost",
-        "sent": f"never more than {outcome.most_sent:,} of {outcome.window:,} tokens",
+        "recorded": f"{steps[-1].recorded:,} tokens in {plural(len(steps), 'step')}, none lost",
+        "sent": f"never more than {most:,} of {outcome.window:,} tokens",
         "without": ended,
-        "saved": f"{saved} % of {outcome.sent_without:,} tokens; less in money if the provider caches",
+        "saved": f"{saved} % of {without:,} tokens; less in money if the provider caches",
     }
     question = outcome.question
     if question is not None:

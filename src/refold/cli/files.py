@@ -100,11 +100,9 @@ def check(
     if json:
         emit({"valid": not found, "violations": found, "dialect": spoken, "rules": version})
     elif found:
-        rows = list[list[Cell]]()
         for fault in found:
             where = f"{given.name}[{fault.index}]" if fault.index < len(given.messages) else given.name
-            rows.append([(fault.rule, ""), (where, ""), (one_line(fault.message), "")])
-        table(("rule", "where", "what"), rows, cuts=False)
+            say(f"{fault.rule}  {where}: {one_line(fault.message)}")
         say(f"invalid: {plural(len(found), 'violation')} of the rules for {spoken} ({version})")
     else:
         say(f"valid: {plural(len(given.messages), 'message')} by the rules for {spoken} ({version})")

@@ -92,14 +92,12 @@ def _styled(text: str, style: str) -> str:
 class Columns:
     """A table that is printed row by row.
 
-    A title that begins with > is right-aligned. The last cell of a row takes the rest of the line, and is cut
-    at its end unless `cuts` is off.
+    A title that begins with > is right-aligned. The last cell of a row takes the rest of the line.
     """
 
-    def __init__(self, titles: Sequence[str], widths: Sequence[int], *, cuts: bool = True) -> None:
+    def __init__(self, titles: Sequence[str], widths: Sequence[int]) -> None:
         self._titles = titles
         self._widths = widths
-        self._cuts = cuts
         self._line_width = _line_width()
 
     def head(self) -> None:
@@ -115,29 +113,23 @@ class Columns:
             line += f"{space}{text}  " if title.startswith(">") else f"{text}{space}  "
             left -= width + 2
         last, style = cells[-1]
-        if self._cuts:
-            last = clip(last, max(MIN_LAST, left))
-        typer.echo((line + _styled(last, style)).rstrip())
+        typer.echo((line + _styled(clip(last, max(MIN_LAST, left)), style)).rstrip())
 
 
-def fitted(
-    titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, most: int | None = None, cuts: bool = True
-) -> Columns:
+def fitted(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, most: int | None = None) -> Columns:
     """Columns as wide as their content, up to `most`; by default, a part of the line."""
     most = most or max(16, min(48, _line_width() - 64))
     widths = []
     for n, title in enumerate(titles[:-1]):
         texts = [title.removeprefix(">"), *(row[n][0] for row in rows if n < len(row) - 1)]
         widths.append(min(most, max(map(cell_width, texts))))
-    return Columns(titles, widths, cuts=cuts)
+    return Columns(titles, widths)
 
 
-def table(
-    titles: Sequence[str], rows: Iterable[Sequence[Cell]], *, most: int | None = None, cuts: bool = True
-) -> None:
+def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]], *, most: int | None = None) -> None:
     """Prints a whole table, with its titles if there are any."""
     rows = list(rows)
-    columns = fitted(titles, rows, most=most, cuts=cuts)
+    columns = fitted(titles, rows, most=most)
     if any(titles):
         columns.head()
     for row in rows:

@@ -72,18 +72,12 @@ class DemoResult(msgspec.Struct, frozen=True):
     conversation: str
     window: int
     steps: tuple[DemoStep, ...]
-    recorded: int
-    most_sent: int
     ended_without: int | None
     """The first step whose request would not have fit without refold."""
-    sent: int
-    """By all steps together."""
-    sent_without: int
-    """By all steps together without refold, in an unlimited window."""
     question: Question | None
     answer: str
     is_right: bool
-    found_by: tuple[str, ...] = ()
+    found_by: tuple[str, ...]
     """The tools by which the answer was found."""
 
 
@@ -129,11 +123,7 @@ def run_demo(
         conversation=conversation,
         window=model.window,
         steps=tuple(steps),
-        recorded=steps[-1].recorded + steps[-1].output,
-        most_sent=max(step.sent for step in steps),
         ended_without=next((step.step for step in steps if step.recorded > room), None),
-        sent=sum(step.sent for step in steps),
-        sent_without=sum(step.recorded for step in steps),
         question=question,
         answer=answer,
         is_right=question is not None and question.line in answer,
