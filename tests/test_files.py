@@ -367,7 +367,7 @@ def test_what_only_some_models_demand_is_asked_of_those():
 def test_a_request_without_messages_is_no_request():
     answer = ask("check", "-", input=[], code=1)
     assert [fault["rule"] for fault in answer["violations"]] == ["G2"]
-    assert "G2    messages  The request has no message" in run("check", "-", input=[], code=1).stdout
+    assert "G2  messages: The request has no message" in run("check", "-", input=[], code=1).stdout
 
 
 def test_what_cannot_be_parsed_can_still_be_judged():
