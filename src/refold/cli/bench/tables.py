@@ -26,5 +26,5 @@ def show(tables: Sequence[BenchTable], *, markdown: bool = False) -> None:
         say(one.caption, "bold")
         titles = [*one.titles[: one.texts], *(f">{title}" for title in one.titles[one.texts :])]
         rows = [[(cell, "") for cell in row] for row in one.rows]
-        terminal.table([*titles, ""], [[*row, ("", "")] for row in rows], most=48)
+        terminal.table([*titles, ""], [[*row, ("", "")] for row in rows], most=200)  # nothing is cut
         say("")
