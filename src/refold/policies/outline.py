@@ -140,8 +140,9 @@ def excerpt(text: str, outline: Outline, chars: int) -> str:
     head, tail = (part, part // 2) if outline.is_data else (2 * part, part)
     middle = outline.cut(chars - head - tail)
     left = max(0, chars - head - tail - len(middle))  # room that the values do not fill
-    parts = [clip(text, head + 2 * left // 3), middle, clip(text, tail + left // 3, end=True)]
-    return "\n".join(parts)
+    tail += left // 3
+    end = text if len(text) <= tail else f"…{text[len(text) - tail + 1 :]}"
+    return "\n".join([clip(text, head + 2 * left // 3), middle, end])
 
 
 def no_bonus(word: str) -> float:

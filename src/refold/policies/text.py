@@ -91,11 +91,9 @@ def _without_punctuation(word: str) -> str:
     return word.rstrip(".:!?*").lstrip("*#&!")
 
 
-def clip(text: str, chars: int, end: bool = False) -> str:
-    """The beginning or end of a text, with … where it was cut."""
-    if len(text) <= chars:
-        return text
-    return f"…{text[len(text) - chars + 1 :]}" if end else f"{text[: chars - 1]}…"
+def clip(text: str, chars: int) -> str:
+    """The beginning of a text, with … where it was cut."""
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
 def exactness(word: str) -> float:
