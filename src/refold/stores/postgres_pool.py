@@ -195,31 +195,29 @@ class PostgresPool:
             with run.connection.transaction():
                 return work(run)
 
-        return self.run(transaction, doubt=doubt)
+        return self.run(transaction, doubt)
 
-    def run(self, work: Work[T], patience_s: float | None = None, doubt: str = "") -> T:
+    def run(self, work: Work[T], doubt: str = "") -> T:
         """Runs `work` on a connection, and retries after a lost connection or while the server restarts.
 
-        Up to `patience_s` are spent on getting a connection, and again on retries after the first failure.
+        Up to `timeout_s` are spent on getting a connection, and again on retries after the first failure.
 
         Raises:
             StoreError: the work could not be done in time, or the server refuses it. The message ends with
                 `doubt` if it was interrupted and may have been done.
         """
-        limit_s = self.options.limit_s if patience_s is None else patience_s
-        patience_s = self.timeout_s if patience_s is None else patience_s
-        until = time.monotonic() + patience_s
+        until = time.monotonic() + self.timeout_s
         is_retry = False
         wait_s = 0.005
         while True:
             with self._connection(until - time.monotonic(), doubt if is_retry else "") as connection:
-                connection.limit_s = limit_s
+                connection.limit_s = self.options.limit_s
                 try:
                     return work(PostgresQueries(connection, is_retry=is_retry))
                 except psycopg.Error as error:
                     is_lost = connection.closed or _is_away(error)
                     is_temporary = is_lost or error.sqlstate in TRANSACTION_STATES
-                    until = until if is_retry else time.monotonic() + patience_s
+                    until = until if is_retry else time.monotonic() + self.timeout_s
                     if not is_temporary or time.monotonic() + wait_s > until:
                         raise self._explained(error, doubt if is_temporary else None) from error
                     if is_lost:

@@ -147,8 +147,8 @@ class RedisConnection:
         self,
         client: Any,
         commands: Sequence[ScriptCall | Command],
-        is_retry: bool = False,
-        durable: bool = False,
+        is_retry: bool,
+        durable: bool,
     ) -> list[Any]:
         """Sends commands once. They are packed here: redis-py itself needs 2 µs for each argument."""
         waits = durable and any(self._wait_aof)

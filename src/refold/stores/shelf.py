@@ -154,12 +154,19 @@ class Shelf(Store, Protocol):
 
     def settings(self) -> Sequence[ToolSetting]:
         """Must be cheap: called whenever a conversation is opened."""
-        found = self.values(None, SETTING)
-        return [decode_setting(name.removeprefix(SETTING), value) for name, value in found.items()]
+        found: list[ToolSetting] = []
+        for name, value in self.values(None, SETTING).items():
+            try:
+                agent, tool = codec.loads(name.removeprefix(SETTING).encode())
+                found.append(ToolSetting(agent, tool, msgspec.convert(codec.loads(value), Expiry)))
+            except (ValueError, msgspec.ValidationError) as error:
+                raise CorruptError(f"A stored setting was altered: {error}") from error
+        return found
 
     def set_setting(self, setting: ToolSetting, /) -> None:
         """Replaces the setting of that agent and tool; an empty `Expiry` removes it."""
-        name, value = encode_setting(setting)
+        name = codec.dumps([setting.agent, setting.tool]).decode()
+        value = None if setting.expiry == Expiry() else codec.dumps(setting.expiry)
         self.put(None, SETTING + name, value)
 
     # Notes, which outlive conversations, such as the calibration of token counts
@@ -204,24 +211,6 @@ def decode_lease(name: str, value: bytes) -> Lease:
         return Lease(name, to_text(holder), int(fence), float(until))
     except ValueError as error:
         raise CorruptError(f"The stored lease {name!r} was altered: {value!r}") from error
-
-
-def encode_setting(setting: ToolSetting) -> tuple[str, bytes | None]:
-    """Its name, and its value: None if nothing is set."""
-    name = codec.dumps([setting.agent, setting.tool]).decode()
-    return name, None if setting.expiry == Expiry() else codec.dumps(setting.expiry)
-
-
-def decode_setting(name: str, value: bytes) -> ToolSetting:
-    """
-    Raises:
-        CorruptError: the setting was altered.
-    """
-    try:
-        agent, tool = codec.loads(name.encode())
-        return ToolSetting(agent, tool, msgspec.convert(codec.loads(value), Expiry))
-    except (ValueError, msgspec.ValidationError) as error:
-        raise CorruptError(f"A stored setting was altered: {error}") from error
 
 
 def require_held(key: Key, lease: Lease | None, stored: bytes | None) -> None:
