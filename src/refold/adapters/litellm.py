@@ -134,7 +134,9 @@ class RefoldHook(CustomLogger):
         await asyncio.to_thread(self._record_answer, kwargs.get("litellm_call_id"), response_obj)
 
     def log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-        self._record_answer(kwargs.get("litellm_call_id"), response_obj)
+        """In another thread; without a stream, `completion` records the answer before it returns."""
+        if kwargs.get("stream"):
+            self._record_answer(kwargs.get("litellm_call_id"), response_obj)
 
     def log_pre_api_call(self, model: Any, messages: Any, kwargs: Any) -> None:
         if kwargs.get("call_type") == "completion" and kwargs.get("litellm_call_id") not in self._pending:
