@@ -3,10 +3,8 @@
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from math import isnan
-from time import time
+from math import isfinite
 from typing import Any
 
 from refold.core.errors import RefoldError, SettingError
@@ -62,22 +60,13 @@ def is_free(error: Exception) -> bool:
 
 
 def retry_after(error: Exception) -> float | None:
-    """The seconds in the Retry-After headers of the response."""
+    """The seconds in the Retry-After header of the response."""
     response: Any = getattr(error, "response", None)
     try:
-        headers = response.headers
-        milliseconds = headers.get("retry-after-ms")
-        seconds = _seconds(headers.get("retry-after")) if milliseconds is None else float(milliseconds) / 1000
-    except (AttributeError, TypeError, ValueError, OverflowError):
+        seconds = float(response.headers["retry-after"])
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    return None if isnan(seconds) else max(0.0, seconds)
-
-
-def _seconds(header: str) -> float:
-    try:
-        return float(header)
-    except ValueError:
-        return parsedate_to_datetime(header).timestamp() - time()
+    return max(0.0, seconds) if isfinite(seconds) else None
 
 
 def _text_of(error: BaseException) -> str:
