@@ -11,7 +11,7 @@ True
 
 import re
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import log
 from typing import NamedTuple, get_args
 from unicodedata import normalize
@@ -37,6 +37,8 @@ MAX_NAME_PARTS = 8
 """Something with more parts, or with parts of one character on average, is a hash and no name."""
 MAX_MATCHES = 256
 """Matches of a word that an excerpt considers."""
+MAX_PLACES = 32
+"""Of these, how many are compared."""
 EXCERPT_TERMS = 4
 """Terms of a phrase that an excerpt looks for."""
 
@@ -160,15 +162,10 @@ class Query(msgspec.Struct, frozen=True):
         """True if a message with these tools and this role passes the filters."""
         if self.roles and role not in self.roles:
             return False
-        if not self.tools:
-            return True
         names = [tool.casefold() for tool in tools]
-        for wanted in map(str.casefold, self.tools):
-            if wanted in names:
-                return True
-            if wanted.endswith("*") and any(name.startswith(wanted[:-1]) for name in names):
-                return True
-        return False
+        wanted = [tool.casefold() for tool in self.tools]
+        prefixes = tuple(tool[:-1] for tool in wanted if tool.endswith("*"))
+        return not wanted or any(name in wanted or name.startswith(prefixes) for name in names)
 
     def matches(self, words: SearchText, *, any_word: bool = False) -> bool:
         """True if the message has all terms; with `any_word`, all quoted ones and any of the others."""
@@ -253,14 +250,12 @@ def _term(text: str, *, must: bool, may_be_prefix: bool) -> SearchTerm:
 def excerpt(text: str, query: Query, chars: int) -> str:
     """The part of a text with most of the query's terms, in one line."""
     lower = text.lower()
-    matches = sorted((place, n) for n, one in enumerate(query.wanted) for place in _places(lower, one))
-    best = 0
-    most_terms = 0
-    for i, (place, _) in enumerate(matches):
-        near = {n for other, n in matches[i : i + MAX_WORDS] if other < place + chars // 2}
-        if len(near) > most_terms:
-            best = place
-            most_terms = len(near)
+    places = [_places(lower, term) for term in query.wanted]
+
+    def terms_near(place: int) -> int:
+        return sum(any(place <= other < place + chars // 2 for other in some) for some in places)
+
+    best = max(sorted(chain.from_iterable(places)), key=terms_near, default=0)
     start = max(0, min(best - chars // 4, len(text) - chars))
     shown = " ".join(text[start : start + 2 * chars].split())
     if len(shown) > chars:
@@ -271,9 +266,9 @@ def excerpt(text: str, query: Query, chars: int) -> str:
 def _places(lower: str, wanted: SearchTerm) -> list[int]:
     """Where a term occurs in a text; as a whole word, if it does anywhere."""
     terms = wanted.parts or wanted.terms
-    pattern = _BETWEEN.join(map(re.escape, terms[:EXCERPT_TERMS]))
-    places = [match.start() for match in islice(re.finditer(pattern, lower), MAX_MATCHES)]
-    if not places and len(terms) > 1:  # unusual characters separate them
-        places = [match.start() for match in islice(re.finditer(re.escape(terms[0]), lower), MAX_MATCHES)]
+    places: list[int] = []
+    for some in (terms[:EXCERPT_TERMS], terms[:1]):  # all of it, or unusual characters separate its pieces
+        pattern = _BETWEEN.join(map(re.escape, some))
+        places = places or [match.start() for match in islice(re.finditer(pattern, lower), MAX_MATCHES)]
     words = [place for place in places if not lower[place - 1 : place].isalnum()]
-    return (words or places)[:MAX_WORDS]
+    return (words or places)[:MAX_PLACES]

@@ -32,20 +32,14 @@ def find(pattern: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
     Raises:
         CannotExpandError: the pattern is not valid, is too long, or takes too long.
     """
-    if len(pattern) > MAX_PATTERN_CHARS:
-        raise CannotExpandError(
-            f"a regular expression has at most {MAX_PATTERN_CHARS:,} characters; ask for a text"
-        )
-    if sum(map(len, texts)) > MAX_TEXT_CHARS:
-        raise CannotExpandError(
-            f"a regular expression can search at most {MAX_TEXT_CHARS:,} characters; ask for a text"
-        )
+    if len(pattern) > MAX_PATTERN_CHARS or sum(map(len, texts)) > MAX_TEXT_CHARS:
+        limits = f"has at most {MAX_PATTERN_CHARS:,} characters, and searches at most {MAX_TEXT_CHARS:,}"
+        raise CannotExpandError(f"a regular expression {limits}; ask for a text")
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise CannotExpandError(
-            f"/{pattern}/ is not a valid regular expression: {error}; ask for a text"
-        ) from error
+        problem = f"/{pattern}/ is not a valid regular expression: {error}; ask for a text"
+        raise CannotExpandError(problem) from error
     import subprocess  # slow to import, and rarely needed
 
     try:
@@ -55,15 +49,11 @@ def find(pattern: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
+            check=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise CannotExpandError(
-            f"/{pattern}/ takes more than {TIMEOUT_S:g} s; ask for a simpler one"
-        ) from error
-    except OSError as error:
-        raise CannotExpandError(
-            f"regular expressions cannot be matched on this machine: {error}; ask for a text"
-        ) from error
-    if done.returncode:
-        raise CannotExpandError(f"/{pattern}/ cannot be matched; ask for a text")
+        problem = f"/{pattern}/ takes more than {TIMEOUT_S:g} s; ask for a simpler one"
+        raise CannotExpandError(problem) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CannotExpandError(f"/{pattern}/ cannot be matched; ask for a text") from error
     return [list(map(tuple, hits)) for hits in json.loads(done.stdout)]

@@ -142,29 +142,32 @@ def words(entry: Entry) -> SearchText | None:
     return SearchText.of(text, tools, said.line.role) if text or tools else None
 
 
-class Correction(NamedTuple):
-    """The message that a person shows in the place of another."""
+class FoundMessage(NamedTuple):
+    """A recorded message, or one that a person shows in the place of another."""
 
     line: Line
     message: Message
     time: float
 
 
-def _message_of(entry: Entry) -> Said | Correction | None:
+def _message_of(entry: Entry) -> FoundMessage | None:
     if entry.kind not in ("said", "replaced"):
         return None
     try:
         event = codec.decode(entry, parse)
-        if isinstance(event, Replaced) and event.kind == "correct":
-            line = next(line for line in event.lines if line.at == event.at and line.place in event.span)
-            shown = event.shown[line.n]
-            return Correction(line, shown, event.time) if isinstance(shown, Message) else None
     except Exception:  # damaged, or written by a newer refold: the others can still be found
         return None
-    return event if isinstance(event, Said) else None
+    if isinstance(event, Said):
+        return FoundMessage(event.line, event.message, event.time)
+    if isinstance(event, Replaced) and event.kind == "correct":
+        for line in event.lines:
+            message = event.shown[line.n] if line.at == event.at and line.place in event.span else None
+            if isinstance(message, Message):
+                return FoundMessage(line, message, event.time)
+    return None
 
 
-def text_of(said: Said | Correction) -> str:
+def text_of(said: Said | FoundMessage) -> str:
     """The searchable text of a message."""
     is_own = said.line.answers is not None and not OWN_TOOLS.isdisjoint(said.line.tools)
     texts: list[str] = []
@@ -285,7 +288,7 @@ def hits(
     return results
 
 
-def _read(store: Store, key: Key, at: int) -> Said | Correction | None:
+def _read(store: Store, key: Key, at: int) -> FoundMessage | None:
     link = next(store.read(key, at, at + 1), None)
     return None if link is None else _message_of(link.entry)
 
