@@ -155,16 +155,13 @@ def _message_of(entry: Entry) -> FoundMessage | None:
         return None
     try:
         event = codec.decode(entry, parse)
+        if isinstance(event, Replaced) and event.kind == "correct":
+            line = next(line for line in event.lines if line.at == event.at and line.place in event.span)
+            message = event.shown[line.n]
+            return FoundMessage(line, message, event.time) if isinstance(message, Message) else None
     except Exception:  # damaged, or written by a newer refold: the others can still be found
         return None
-    if isinstance(event, Said):
-        return FoundMessage(event.line, event.message, event.time)
-    if isinstance(event, Replaced) and event.kind == "correct":
-        for line in event.lines:
-            message = event.shown[line.n] if line.at == event.at and line.place in event.span else None
-            if isinstance(message, Message):
-                return FoundMessage(line, message, event.time)
-    return None
+    return FoundMessage(event.line, event.message, event.time) if isinstance(event, Said) else None
 
 
 def text_of(said: Said | FoundMessage) -> str:

@@ -1,4 +1,4 @@
-"""Converts SDK objects and dicts to JSON values, and refuses everything that JSON cannot represent."""
+"""Converts SDK objects and dicts to JSON values, and rejects everything that JSON cannot represent."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,12 +26,10 @@ def checked(value: Any, type: type[T], where: str) -> T:
         MessageError: it has the wrong type, or JSON cannot represent it.
     """
     try:
-        plain = msgspec.to_builtins(
-            value, builtin_types=(bytes, bytearray)
-        )  # refused below, with their place
-        plain = to_json(plain, where)
-        dumps(plain)
-        return msgspec.convert(plain, type)
+        builtins = msgspec.to_builtins(value, builtin_types=(bytes, bytearray))  # rejected by to_json
+        found = to_json(builtins, where)
+        dumps(found)
+        return msgspec.convert(found, type)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
         raise MessageError(where + path.rstrip("`"), problem) from error
@@ -72,11 +70,11 @@ def plain(value: Any, where: str) -> Any:
 
 
 def to_json(value: Any, where: str, depth: int = 0) -> Any:
-    """The same with every SDK object, and every kind of text, number or mapping, as the JSON it stands for.
+    """The JSON value that an SDK object, a mapping, or any kind of text or number stands for.
 
     Raises:
-        MessageError: JSON has nothing for a part of it. It has no NaN and no infinity, and an encoder that
-            wrote null for them would lose data.
+        MessageError: JSON has no value for a part of it, such as NaN or infinity, which some encoders would
+            silently write as null.
     """
     if depth > MAX_DEPTH:
         raise MessageError(where[:LONG_PLACE] + "…", f"is nested deeper than {MAX_DEPTH} levels")
@@ -89,13 +87,13 @@ def to_json(value: Any, where: str, depth: int = 0) -> Any:
             return int.__int__(value)
         case float():
             if not isfinite(value):
-                raise MessageError(where, f"{value} is no number that JSON can hold; send it as text")
+                raise MessageError(where, f"{value} is not a JSON number; send it as text")
             return float.__float__(value)
         case Mapping():
             mapping = {}
             for key, inner in value.items():
                 if not isinstance(key, str):
-                    raise MessageError(where, f"has the key {key!r}; keys of JSON are text")
+                    raise MessageError(where, f"has the key {key!r}; keys of a JSON object are texts")
                 is_text = type(inner) is str
                 mapping[str.__str__(key)] = inner if is_text else to_json(inner, f"{where}.{key}", depth + 1)
             return mapping
@@ -105,24 +103,25 @@ def to_json(value: Any, where: str, depth: int = 0) -> Any:
                 found.append(inner if type(inner) is str else to_json(inner, f"{where}[{n}]", depth + 1))
             return found
     if not hasattr(value, "model_dump"):
-        raise MessageError(where, f"{type(value).__name__} is nothing that JSON has")
+        raise MessageError(where, f"JSON has no value for a {type(value).__name__}")
     return to_json(_dumped(value, where), where, depth)
 
 
 def _dumped(value: Any, where: str) -> Any:
-    try:  # only what its maker set: what a provider never said must not be said back to it
-        said = {"mode": "json", "exclude_unset": True, "by_alias": True, "exclude": _parsed(value)}
-        for options in ({**said, "warnings": False}, said):
-            with suppress(TypeError, ValueError):  # an older pydantic, or what only looks like one
-                return value.model_dump(**options)
+    """The fields that the provider set: a field that it did not send must not be sent back to it."""
+    options = {"mode": "json", "exclude_unset": True, "by_alias": True, "exclude": _parsed_fields(value)}
+    try:
+        for supported in ({**options, "warnings": False}, options):
+            with suppress(TypeError, ValueError):  # an older pydantic, or another class with this method
+                return value.model_dump(**supported)
         return value.model_dump()
     except Exception as error:  # objects of SDKs may raise anything
         raise MessageError(where, f"{type(value).__name__}.model_dump() failed: {error}") from error
 
 
-def _parsed(value: Any) -> dict[Any, Any] | None:
-    """Where in an SDK object those fields are."""
+def _parsed_fields(value: Any) -> dict[Any, Any] | None:
+    """The paths of `PARSED` fields in an SDK object, as `model_dump` takes them."""
     named = getattr(value, "__dict__", {}) if hasattr(value, "model_dump") else {}
     fields = enumerate(value) if isinstance(value, list) else named.items()
-    found = {key: True if key in PARSED else _parsed(inner) for key, inner in fields}
+    found = {key: True if key in PARSED else _parsed_fields(inner) for key, inner in fields}
     return {key: inner for key, inner in found.items() if inner} or None
