@@ -621,7 +621,9 @@ def test_what_has_odd_fields_is_stored_and_fits_or_is_refused_by_its_place(value
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_is_refused_by_its_place(number):
-    assert refused({**AGAIN, "x": [1, {"y": number}]}).startswith(f"message.x[1].y: {number} is not a JSON number")
+    assert refused({**AGAIN, "x": [1, {"y": number}]}).startswith(
+        f"message.x[1].y: {number} is not a JSON number"
+    )
     call = {"type": "tool_use", "id": "a", "name": "f", "input": {"n": number}}
     said = refused([AGAIN, {"role": "assistant", "content": [call]}])
     assert said.startswith("messages[1].content[0].input.n: ")
@@ -653,7 +655,10 @@ def test_a_call_keeps_its_input_as_the_model_wrote_it_and_can_be_sent_anywhere(t
     ids=kind,
 )
 def test_what_json_has_no_word_for_is_refused_by_its_place(value):
-    assert refused({**AGAIN, "x": {"y": [value]}}) == f"message.x.y[0]: JSON has no value for a {kind(value)}"
+    assert (
+        refused({**AGAIN, "x": {"y": [value]}})
+        == f"message.x.y[0]: {kind(value)} cannot be represented in JSON"
+    )
     assert refused({"role": "user", "content": value}).startswith("message.content: ")
     if not isinstance(value, set | frozenset | Decimal | date):  # of an application's own, JSON is made
         assert refused(Message("user", "x", meta=[value])).startswith("message")
@@ -898,7 +903,9 @@ def test_an_object_that_fails_is_told_with_its_name():
     assert refused(Raising()) == "message: Raising.model_dump() failed: not now"
     assert refused([AGAIN, {**AGAIN, "x": [Raising()]}]).startswith("messages[1].x[0]: Raising")
     assert refused(Broken()).startswith("message: Broken cannot be read")
-    assert refused(Giving({"role": "user", "content": object()})).startswith("message.content: JSON has no value for a object")
+    assert refused(Giving({"role": "user", "content": object()})).startswith(
+        "message.content: object cannot be"
+    )
     assert refused(Giving({"role": "user", "content": "x", "n": float("nan")})).startswith("message.n: nan")
     assert refused({**AGAIN, "x": Giving(nested(300))}).endswith("is nested deeper than 200 levels")
 

@@ -103,7 +103,7 @@ def to_json(value: Any, where: str, depth: int = 0) -> Any:
                 found.append(inner if type(inner) is str else to_json(inner, f"{where}[{n}]", depth + 1))
             return found
     if not hasattr(value, "model_dump"):
-        raise MessageError(where, f"JSON has no value for a {type(value).__name__}")
+        raise MessageError(where, f"{type(value).__name__} cannot be represented in JSON")
     return to_json(_dumped(value, where), where, depth)
 
 
