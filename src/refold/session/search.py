@@ -142,7 +142,7 @@ def words(entry: Entry) -> SearchText | None:
     return SearchText.of(text, tools, said.line.role) if text or tools else None
 
 
-class FoundMessage(NamedTuple):
+class SearchedMessage(NamedTuple):
     """A recorded message, or one that a person shows in the place of another."""
 
     line: Line
@@ -150,7 +150,7 @@ class FoundMessage(NamedTuple):
     time: float
 
 
-def _message_of(entry: Entry) -> FoundMessage | None:
+def _message_of(entry: Entry) -> SearchedMessage | None:
     if entry.kind not in ("said", "replaced"):
         return None
     try:
@@ -158,13 +158,13 @@ def _message_of(entry: Entry) -> FoundMessage | None:
         if isinstance(event, Replaced) and event.kind == "correct":
             line = next(line for line in event.lines if line.at == event.at and line.place in event.span)
             message = event.shown[line.n]
-            return FoundMessage(line, message, event.time) if isinstance(message, Message) else None
+            return SearchedMessage(line, message, event.time) if isinstance(message, Message) else None
     except Exception:  # damaged, or written by a newer refold: the others can still be found
         return None
-    return FoundMessage(event.line, event.message, event.time) if isinstance(event, Said) else None
+    return SearchedMessage(event.line, event.message, event.time) if isinstance(event, Said) else None
 
 
-def text_of(said: Said | FoundMessage) -> str:
+def text_of(said: Said | SearchedMessage) -> str:
     """The searchable text of a message."""
     is_own = said.line.answers is not None and not OWN_TOOLS.isdisjoint(said.line.tools)
     texts: list[str] = []
@@ -285,7 +285,7 @@ def hits(
     return results
 
 
-def _read(store: Store, key: Key, at: int) -> FoundMessage | None:
+def _read(store: Store, key: Key, at: int) -> SearchedMessage | None:
     link = next(store.read(key, at, at + 1), None)
     return None if link is None else _message_of(link.entry)
 
