@@ -115,8 +115,7 @@ class Live:
         """Increases whenever a part of the view that was already shown changes."""
 
     def snapshot(self) -> State:
-        items = [(item.span, item.lines, item.edit, item.merged) for item in self.items]
-        return msgspec.structs.replace(self.state, items=items)
+        return msgspec.structs.replace(self.state, items=[item.facts for item in self.items])
 
     def freeze(self) -> View:
         state = self.state

@@ -29,13 +29,11 @@ class Item(msgspec.Struct, frozen=True, eq=False):
 
     def __eq__(self, other: object) -> bool:
         """Equal spans and lines; where messages are read does not matter."""
-        return isinstance(other, Item) and self._facts == other._facts
-
-    def __hash__(self) -> int:
-        return hash(self._facts)
+        return isinstance(other, Item) and self.facts == other.facts
 
     @property
-    def _facts(self) -> tuple[object, ...]:
+    def facts(self) -> tuple[Span, tuple[Line, ...], int | None, bool]:
+        """What a snapshot stores of it."""
         return (self.span, self.lines, self.edit, self.merged)
 
     @property
