@@ -151,14 +151,19 @@ class Notifier:
             for callback in self.callbacks:
                 self._call(callback, event)
 
+    @property
+    def is_heard(self) -> bool:
+        return bool(self.callbacks) or telemetry.is_on()
+
     def tell(self, events: Iterable[SessionEvent]) -> None:
-        if self.callbacks or telemetry.is_on():
+        if self.is_heard:
             self._waiting += events
 
     def appended(self, events: Iterable[Event], state: State) -> None:
         """Tells of events that were appended to the record."""
-        for event in events:
-            self.tell(session_events(event, self.conversation, state.turn, state.step))
+        if self.is_heard:
+            for event in events:
+                self._waiting += session_events(event, self.conversation, state.turn, state.step)
 
     def take_problems(self) -> list[str]:
         """Failures of callbacks since the last call."""
