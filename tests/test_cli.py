@@ -370,7 +370,7 @@ def test_a_file_with_a_byte_order_mark_is_read():
             "messages[0].content[0].tool_use_id: expected",
         ),
         ('[{"role": "user", "content": ' + "[" * 5_000 + "]" * 5_000 + "}]", "chat.json"),
-        ('[{"role": "user", "content": "x", "n": NaN}]', "no number"),
+        ('[{"role": "user", "content": "x", "n": NaN}]', "not a JSON number"),
         ('{"refold": 99}', "newer refold"),
         ('{"refold": 1, "conversation": "x"}\n{"at": 0}', "Line 2"),
     ],
