@@ -18,20 +18,15 @@ from refold.core.message import Message, Text, ToolResult
 from refold.session.api import load, open
 from refold.session.session import Session
 from refold.stores.memory import MemoryStore
-from refold.stores.shelf import Shelf
 from refold.stores.store import Key, ToolSetting
 from refold.testing.embedder import WordEmbedder
 from refold.testing.samples import (
-    KEY,
     ODD_NAMES,
     TINY,
-    Reopen,
     assert_view_is_fold,
     calls_message,
-    entries,
     examples,
     require_ability,
-    requires,
     unique,
     user_message,
     verified,
@@ -63,9 +58,6 @@ def act(session: Session, action: str, n: int) -> None:
             session.undo()  # the newest
         case "pin" | "unpin" | "undo" | "restore":
             getattr(session, action)(n)
-
-
-FULL = Expiry(0, "compact", "ai-summary", 0, "What\x00 \ud800\nmatters?", "relevance", 0.25)
 
 
 class SessionsContract:
@@ -301,64 +293,3 @@ class SessionsContract:
         session.append(user_message("apple"))
         assert [hit.at for hit in session.search("apple")] == [0]
         assert done == [True]
-
-    # Settings
-
-    settings = requires(Shelf, "this store has no shelf")
-
-    # proves: A13
-    def test_a_setting_is_what_was_set_last_for_its_agent_and_tool(self, settings: Any) -> None:
-        assert list(settings.settings()) == []
-        settings.set_setting(ToolSetting("a", "grep", Expiry(after_steps=1, length=9)))
-        settings.set_setting(ToolSetting("", "grep", FULL))
-        settings.set_setting(ToolSetting("a", "grep", Expiry(after_steps=2)))
-        assert sorted(settings.settings(), key=lambda one: one.agent) == [
-            ToolSetting("", "grep", FULL),
-            ToolSetting("a", "grep", Expiry(after_steps=2)),
-        ]
-        settings.set_setting(ToolSetting("a", "grep", Expiry()))
-        settings.set_setting(ToolSetting("b", "grep", Expiry()))
-        assert list(settings.settings()) == [ToolSetting("", "grep", FULL)]
-
-    def test_settings_have_any_name_and_outlive_conversations(
-        self, settings: Any, reopen: Reopen | None
-    ) -> None:
-        made = {
-            ToolSetting(name, name, Expiry(after_steps=n)) for n, name in enumerate(filter(None, ODD_NAMES))
-        }
-        settings.append(KEY, entries(0, 1))
-        for one in made:
-            settings.set_setting(one)
-        settings.erase(KEY)
-        assert set(settings.settings()) == made
-        if reopen is not None:
-            other: Any = reopen()
-            assert set(other.settings()) == made
-            other.close()
-
-    # By meaning
-
-    # proves: B11
-    def test_vectors_are_found_by_what_they_are_near_to_and_erased_with_the_rest(self, searched: Any) -> None:
-        session = open("a", store=searched, embedder=WordEmbedder(("car", "automobile")))
-        session.append(
-            [
-                user_message("the automobile is red"),
-                user_message("bread and butter"),
-                user_message("a blue house"),
-            ]
-        )
-        assert [hit.at for hit in session.search("car")] == [0]
-        session.append(user_message("an old car"))
-        assert {hit.at for hit in session.search("automobile")} == {0, 3}
-        session.clear()
-        assert session.search("car") == []
-
-    def test_vectors_of_a_fork_are_those_of_what_it_shares(self, searched: Any, forks: Any) -> None:
-        session = open("a", store=searched, embedder=WordEmbedder(("car", "automobile")))
-        session.append([user_message("the automobile"), user_message("an automobile")])
-        fork = session.fork("b", at=0)
-        assert [hit.at for hit in fork.search("car")] == [0]
-        assert len(fork.search("car", everywhere=True)) == 2
-        session.clear()
-        assert [(hit.conversation, hit.at) for hit in fork.search("car", everywhere=True)] == [("b", 0)]

@@ -6,7 +6,7 @@ from refold.testing.samples import Reopen
 from refold.testing.store_forks import ForksContract, IdsContract, LocatedContract
 from refold.testing.store_log import BatchesContract, StreamsContract, WritersContract
 from refold.testing.store_search import SearchContract
-from refold.testing.store_values import ShelfContract
+from refold.testing.store_values import SettingsContract, ShelfContract
 
 
 class StoreContract(
@@ -16,6 +16,7 @@ class StoreContract(
     LocatedContract,
     ForksContract,
     ShelfContract,
+    SettingsContract,
     SearchContract,
     BatchesContract,
 ):

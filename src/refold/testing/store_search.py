@@ -1,4 +1,4 @@
-"""Contract of stores with a search index."""
+"""Contract of stores with a search index or vectors."""
 
 from threading import Thread
 from typing import Any
@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from refold.core.codec import Entry
 from refold.core.query import SearchText, parse_query
+from refold.session.api import open
 from refold.stores.store import Key, Scope, SearchIndex
+from refold.testing.embedder import WordEmbedder
 from refold.testing.samples import (
     KEY,
     Reopen,
@@ -17,6 +19,7 @@ from refold.testing.samples import (
     require_reopen,
     requires,
     unique,
+    user_message,
 )
 
 PIECES = [
@@ -212,3 +215,30 @@ class SearchContract:
         assert sorted(got[: len(right)]) == right
         some = [at for at, one in enumerate(known) if one and query.matches(one, any_word=True)]
         assert set(got) <= set(right) | (set(some) if query.can_relax else set())
+
+    # By meaning
+
+    # proves: B11
+    def test_vectors_are_found_by_what_they_are_near_to_and_erased_with_the_rest(self, searched: Any) -> None:
+        session = open("a", store=searched, embedder=WordEmbedder(("car", "automobile")))
+        session.append(
+            [
+                user_message("the automobile is red"),
+                user_message("bread and butter"),
+                user_message("a blue house"),
+            ]
+        )
+        assert [hit.at for hit in session.search("car")] == [0]
+        session.append(user_message("an old car"))
+        assert {hit.at for hit in session.search("automobile")} == {0, 3}
+        session.clear()
+        assert session.search("car") == []
+
+    def test_vectors_of_a_fork_are_those_of_what_it_shares(self, searched: Any, forks: Any) -> None:
+        session = open("a", store=searched, embedder=WordEmbedder(("car", "automobile")))
+        session.append([user_message("the automobile"), user_message("an automobile")])
+        fork = session.fork("b", at=0)
+        assert [hit.at for hit in fork.search("car")] == [0]
+        assert len(fork.search("car", everywhere=True)) == 2
+        session.clear()
+        assert [(hit.conversation, hit.at) for hit in fork.search("car", everywhere=True)] == [("b", 0)]

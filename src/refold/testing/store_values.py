@@ -1,4 +1,4 @@
-"""Contract of stores that have a shelf."""
+"""Contract of stores that have a shelf or settings."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from refold.core.errors import ConflictError
+from refold.core.event import Expiry
 from refold.stores.shelf import Shelf
-from refold.stores.store import LOCATED, Forks, Key, Lease, SelfCheck, Snapshot
+from refold.stores.store import LOCATED, Forks, Key, Lease, SelfCheck, Snapshot, ToolSetting
 from refold.testing.samples import (
     KEY,
     ODD_NAMES,
     Reopen,
     entries,
     require_reopen,
+    requires,
     verified,
 )
 
@@ -235,3 +237,40 @@ def forked(store: Any, at: int) -> tuple[Key, Key]:
     store.fork(KEY, fork, at)
     store.fork(fork, last, at)
     return fork, last
+
+
+FULL = Expiry(0, "compact", "ai-summary", 0, "What\x00 \ud800\nmatters?", "relevance", 0.25)
+
+
+class SettingsContract:
+    settings = requires(Shelf, "this store has no shelf")
+
+    # proves: A13
+    def test_a_setting_is_what_was_set_last_for_its_agent_and_tool(self, settings: Any) -> None:
+        assert list(settings.settings()) == []
+        settings.set_setting(ToolSetting("a", "grep", Expiry(after_steps=1, length=9)))
+        settings.set_setting(ToolSetting("", "grep", FULL))
+        settings.set_setting(ToolSetting("a", "grep", Expiry(after_steps=2)))
+        assert sorted(settings.settings(), key=lambda one: one.agent) == [
+            ToolSetting("", "grep", FULL),
+            ToolSetting("a", "grep", Expiry(after_steps=2)),
+        ]
+        settings.set_setting(ToolSetting("a", "grep", Expiry()))
+        settings.set_setting(ToolSetting("b", "grep", Expiry()))
+        assert list(settings.settings()) == [ToolSetting("", "grep", FULL)]
+
+    def test_settings_have_any_name_and_outlive_conversations(
+        self, settings: Any, reopen: Reopen | None
+    ) -> None:
+        made = {
+            ToolSetting(name, name, Expiry(after_steps=n)) for n, name in enumerate(filter(None, ODD_NAMES))
+        }
+        settings.append(KEY, entries(0, 1))
+        for one in made:
+            settings.set_setting(one)
+        settings.erase(KEY)
+        assert set(settings.settings()) == made
+        if reopen is not None:
+            other: Any = reopen()
+            assert set(other.settings()) == made
+            other.close()
