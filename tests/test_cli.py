@@ -303,6 +303,17 @@ def test_what_was_written_is_kept_as_it_was_written():
     assert said.raw.decode() == text
 
 
+def test_pieces_of_a_message_keep_numbers_as_they_were_written():
+    calls = [{"type": "tool_use", "id": id, "name": "add", "input": {}} for id in "ab"]
+    results = [f'{{"type":"tool_result","tool_use_id":"{id}","content":"1","n":1.50}}' for id in "ab"]
+    messages = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": calls}]
+    text = f'{{"role":"user","content":[{", ".join(results)}],"x_cost":2e1}}'
+    write("chat.json", f"[{json.dumps(messages)[1:-1]}, {text}]")
+    run("import", "chat.json")
+    pieces = [event.raw.decode() for event in refold.open("chat", store=STORE).events(after=2)]
+    assert pieces == [f'{{"role":"user","content":[{one}],"x_cost":2e1}}' for one in results]
+
+
 @pytest.mark.parametrize("is_list", [True, False], ids=["a list", "a line for each"])
 def test_rows_of_a_table_are_imported_as_they_are_with_their_own_times(is_list):
     calls = [{"toolCallId": "a", "toolName": "add_page", "args": {"slug": "team"}}]

@@ -331,10 +331,25 @@ def _pieces(unit: _Unit, results: Callable[[Any], list[int]]) -> Iterable[tuple[
         return [(whole, texts[0], None)]
     rest = tuple(n for n in range(count) if n not in found)
     places = [*((n,) for n in found), *([rest] if rest else [])]
+    written = _written(texts[0], places)
     pieces = list[tuple[Any, bytes, Piece | None]]()
     for n, blocks in enumerate(places):
         value = {**whole, "content": [whole["content"][block] for block in blocks]}
-        pieces.append((value, dumps(value), Piece(n, len(places), blocks)))
+        pieces.append((value, written[n] if written else dumps(value), Piece(n, len(places), blocks)))
+    return pieces
+
+
+def _written(text: bytes, places: Sequence[Sequence[int]]) -> list[bytes] | None:
+    """The pieces of a message with numbers as they were written; None if they must be encoded again."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        blocks = msgspec.json.decode(fields["content"], type=list[msgspec.Raw])
+    except msgspec.DecodeError:  # a lone surrogate
+        return None
+    pieces = list[bytes]()
+    for place in places:
+        fields["content"] = msgspec.Raw(msgspec.json.encode([blocks[n] for n in place]))
+        pieces.append(msgspec.json.encode(fields))
     return pieces
 
 
