@@ -265,7 +265,7 @@ def test_a_picture_is_well_formed_whatever_its_names_are():
 
 
 def test_speed_is_measured_as_ratios(monkeypatch):
-    monkeypatch.setattr(speed, "STEPS", 3)
+    monkeypatch.setattr(speed, "STEPS_PER_SIZE", 3)
     assert "× floor" in run("speed", 20).stdout
     rows = json.loads(run("speed", 20, "--json").stdout)
     assert [row["messages"] for row in rows] == [20]

@@ -255,7 +255,7 @@ def test_a_target_is_reached_or_it_is_told_that_the_rest_must_stay(chat):
 
 
 def test_where_there_are_many_edits_some_are_told_and_one_is_taken_back(monkeypatch, chat):
-    monkeypatch.setattr("refold.cli.compact.MAX_EDITS", 1)
+    monkeypatch.setattr("refold.cli.compact.MAX_PRINTED_EDITS", 1)
     with refold.open("wide", store=STORE) as session:
         session.append(user("Read it."))
         for n in range(3):

@@ -25,7 +25,7 @@ from mcp import ClientSession, StdioServerParameters, stdio_client
 from mcp.client import streamable_http
 
 import refold
-from refold.adapters.mcp_tools import MAX_ANSWER
+from refold.adapters.mcp_tools import MAX_ANSWER_CHARS
 
 pytestmark = pytest.mark.anyio
 SMALL = {
@@ -110,7 +110,7 @@ class Client:
         with anyio.fail_after(PATIENCE_S):
             result = wire(await self.session.call_tool(name, arguments))
         (block,) = result["content"]
-        assert len(block["text"]) <= MAX_ANSWER
+        assert len(block["text"]) <= MAX_ANSWER_CHARS
         assert "structuredContent" not in result
         return block["text"], result.get("isError", False)
 
@@ -118,7 +118,7 @@ class Client:
         with anyio.fail_after(PATIENCE_S):
             (content,) = wire(await self.session.read_resource(uri))["contents"]
         assert content["mimeType"] == "application/json"
-        assert len(content["text"]) <= MAX_ANSWER
+        assert len(content["text"]) <= MAX_ANSWER_CHARS
         return json.loads(content["text"])
 
 

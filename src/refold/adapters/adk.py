@@ -21,7 +21,7 @@ from google.genai import types
 
 from refold.adapters.adk_converter import DIALECT, AdkConverter, EventContent, functions
 from refold.adapters.conversation import (
-    OPEN_CONVERSATIONS,
+    MAX_OPEN_CONVERSATIONS,
     AdapterConversations,
     AdapterOptions,
     ModelCall,
@@ -40,8 +40,7 @@ INTERNAL_FUNCTIONS = (
 """Functions between ADK and the application, which models do not see."""
 GENERATED_ID = "adk-"
 """The prefix of call ids that ADK generates. Most models do not see those."""
-ACTIVE_SESSIONS = 100
-"""Sessions whose events are remembered between requests."""
+MAX_REMEMBERED_SESSIONS = 100
 
 
 class RefoldPlugin(BasePlugin):
@@ -99,7 +98,7 @@ class RefoldPlugin(BasePlugin):
                 events = SessionEvents(branch, _owner(session))
             events.read(current)
             self._sessions[key] = events
-            if len(self._sessions) > ACTIVE_SESSIONS:
+            if len(self._sessions) > MAX_REMEMBERED_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
             return events
 
@@ -117,7 +116,7 @@ class RefoldPlugin(BasePlugin):
         """The session's id, prefixed if a session of another owner has the same id."""
         owner = _owner(session)
         if session.id not in self._owners:
-            if len(self._owners) > OPEN_CONVERSATIONS:
+            if len(self._owners) > MAX_OPEN_CONVERSATIONS:
                 self._owners.clear()  # the record has them
             first = self._conversations.get(session.id).session.get_range(0, 1)
             meta = first[0].message.meta if first else None

@@ -49,8 +49,7 @@ from refold.session.tools import declared
 from refold.stores.store import Store, open_store
 
 M = TypeVar("M")
-OPEN_CONVERSATIONS = 500
-"""Conversations that are kept open."""
+MAX_OPEN_CONVERSATIONS = 500
 WARM_CONVERSATIONS = 8
 """The newest of them, whose message objects are remembered between requests."""
 DIALECT = "openai-chat"
@@ -58,7 +57,6 @@ DIALECT = "openai-chat"
 AGAIN = "\u241e"
 """Separates the id of a repeated message from its number; no id of a framework contains it."""
 ADAPTER_TAG = "adapter"
-"""Tags messages that an adapter recorded."""
 INSERTED_TAG = "adapter:beside"
 """Tags messages that a framework inserted before messages that were recorded earlier."""
 CORRECTION = "changed there"
@@ -521,7 +519,7 @@ class AdapterConversations(Generic[M]):
             self._open.move_to_end(key)
             for cold in [*islice(reversed(self._open), WARM_CONVERSATIONS, WARM_CONVERSATIONS + 1)]:
                 self._open[cold].forget_objects()
-            while len(self._open) > OPEN_CONVERSATIONS:
+            while len(self._open) > MAX_OPEN_CONVERSATIONS:
                 self._open.popitem(last=False)  # everything it knows is recorded
             return self._open[key]
 

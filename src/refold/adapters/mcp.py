@@ -33,7 +33,6 @@ IS_SDK_1 = hasattr(SDK, "FastMCP")
 
 ERROR_CHARS = 2_000
 SHUTDOWN_S = 2
-"""Time for open streams to end."""
 CONVERSATIONS = "refold://conversations"
 JSON = "application/json"
 INSTRUCTIONS = (

@@ -27,8 +27,7 @@ from refold.stores.store import ConversationInfo, Key, Store
 OPEN_SESSIONS = 64
 LIST_ROWS = 100
 CACHED_ROWS = 10_000
-MAX_ANSWER = 100_000
-"""Characters of an answer."""
+MAX_ANSWER_CHARS = 100_000
 TEXT_CHARS = 2_000
 """Longer texts are cut in lists; `expand` returns all of a text."""
 NOTE_CHARS = 2_000
@@ -153,10 +152,10 @@ class Tools:
         part = {name: value for name, value in given.items() if value}
         session = self._session(conversation)
         text = session.expand(at, **part)
-        if len(text) <= MAX_ANSWER:
+        if len(text) <= MAX_ANSWER_CHARS:
             return text
         with session.locked() as inspector:
-            return inspector.expand_within(at, slice_of(part), MAX_ANSWER)
+            return inspector.expand_within(at, slice_of(part), MAX_ANSWER_CHARS)
 
     def search(self, query: SearchText, conversation: SearchIn = "", limit: Limit = 10) -> str:
         """Finds recorded messages, also hidden ones, the best match first, in one conversation or in all."""
@@ -227,10 +226,7 @@ class Tools:
         return id if is_stored else unquote(id)
 
     def _session(self, id: str, *, is_new: bool = False) -> Session:
-        """
-        Raises:
-            NotFoundError: the owner has no such conversation.
-        """
+        """Raises NotFoundError if the owner has no such conversation."""
         key = Key(self.owner, require_name("conversation", id))
         if not is_new and next(self.store.read(key, 0, 1), None) is None:
             raise NotFoundError(f"There is no conversation {id!r}; list_conversations shows all")
@@ -254,8 +250,8 @@ def escape_surrogates(text: str) -> str:
 
 def truncate(text: str) -> str:
     """The last resort for an answer that is too long."""
-    note = f"\n[refold: cut at {MAX_ANSWER:,} characters; ask for less]"
-    return text if len(text) <= MAX_ANSWER else text[: MAX_ANSWER - len(note)] + note
+    note = f"\n[refold: cut at {MAX_ANSWER_CHARS:,} characters; ask for less]"
+    return text if len(text) <= MAX_ANSWER_CHARS else text[: MAX_ANSWER_CHARS - len(note)] + note
 
 
 def _json(value: Any) -> str:
@@ -278,7 +274,7 @@ def _page(
     texts = [_json(row) for row in rows]
     if newest:
         texts.reverse()
-    room = MAX_ANSWER - NOTE_CHARS - len(_json(about))
+    room = MAX_ANSWER_CHARS - NOTE_CHARS - len(_json(about))
     lengths = accumulate(len(text) + 1 for text in texts)
     kept = texts[: sum(length <= room for length in lengths)]
     if len(kept) < (len(rows) if total is None else total):

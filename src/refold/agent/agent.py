@@ -24,8 +24,7 @@ from refold.stores.store import Store, open_store
 PROMPTS = {True: "prompt.md", False: "prompt-no-handles.md"}
 """The default prompt about the loop, by whether reduced messages show handles."""
 CONFIG = "refold.yaml"
-COMPACT_AFTER = 100
-"""Messages."""
+COMPACT_AFTER_MESSAGES = 100
 KEEP_RECENT = 20
 TARGET = 0.5
 """The share of the threshold that a compaction leaves."""
@@ -229,5 +228,5 @@ def _configured(config: Config, name: str, model: Model) -> tuple[Config, str]:
     settings = config.agents.get(agent) or AgentSettings()
     limits = find(getattr(model, "name", None) or settings.model, config.models).limits
     target = int(TARGET * config.budget(AgentSettings(), limits).threshold)
-    compact = {"message_threshold": COMPACT_AFTER, "keep_recent": KEEP_RECENT, "max_tokens": target}
+    compact = {"message_threshold": COMPACT_AFTER_MESSAGES, "keep_recent": KEEP_RECENT, "max_tokens": target}
     return load_config([{"agents": {agent: {"compact": compact}}}, config]), agent

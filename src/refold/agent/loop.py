@@ -140,10 +140,7 @@ class AgentRun:
     # The task
 
     async def _take_lease(self, task: Message) -> None:
-        """
-        Raises:
-            ConflictError: another run holds the lease.
-        """
+        """Raises ConflictError if another run holds the lease."""
         if self.lease is not None:
             await asyncio.to_thread(self.lease.acquire)
             self._check_lease()
@@ -155,10 +152,7 @@ class AgentRun:
         await self.session.get_count()  # reads what the run before this one stored meanwhile
 
     def _check_lease(self) -> None:
-        """
-        Raises:
-            ConflictError: another run holds the lease, perhaps since it was not renewed in time.
-        """
+        """Raises ConflictError if another run holds the lease, perhaps since it was not renewed in time."""
         rival = self.lease.rival if self.lease else None
         if rival is not None:
             where, pid, *_ = f"{rival.holder} ?".split(" ")
@@ -250,10 +244,7 @@ class AgentRun:
         return {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
 
     async def _store_reply(self, reply: Any) -> Said:
-        """
-        Raises:
-            MessageError: it is not a reply; nothing was stored.
-        """
+        """Raises MessageError, and stores nothing, if it is not a reply."""
         intake = await self.session.intake()
         if isinstance(reply, list | tuple):
             parsed = await asyncio.to_thread(intake.take, [*reply], "reply[{}]".format)

@@ -14,8 +14,7 @@ from refold.core.message import ToolCall
 CUT_OFF = ("length", "max_tokens", "model_context_window_exceeded", "incomplete", "interrupted")
 REFUSED = ("content_filter", "refusal")
 """Finish reasons of all providers."""
-MOST_NAMES = 20
-"""Tools that are listed for a model that calls an unknown one."""
+MAX_LISTED_TOOLS = 20
 
 
 class Success(msgspec.Struct, frozen=True):
@@ -104,7 +103,7 @@ def parse_call(reply: Said, call: ToolCall, tools: Mapping[str, Tool], agents: C
         return ExpandMessage((call,))
     tool = tools.get(call.tool)
     if tool is None:
-        names = ", ".join(list(tools)[:MOST_NAMES]) or "none"
+        names = ", ".join(list(tools)[:MAX_LISTED_TOOLS]) or "none"
         return Retry(f"There is no tool {call.tool!r}; there are {names}", call)
     try:
         arguments = tool.parse_arguments(call.input)

@@ -48,10 +48,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, function: "Callable[..., Any] | Tool", *, name: str = "", description: str = "") -> "Tool":
-        """
-        Raises:
-            SettingError: a model cannot call the function; names the parameter that prevents it.
-        """
+        """Raises SettingError, which names the parameter, if a model cannot call the function."""
         if isinstance(function, Tool):
             return function
         name = name or getattr(function, "__name__", "")
@@ -99,10 +96,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """
-    Raises:
-        SettingError: two tools have the same name.
-    """
+    """Raises SettingError if two tools have the same name."""
     found: dict[str, Tool] = {}
     for tool in tools:
         if tool.name in found or tool.name in OWN_TOOLS:

@@ -30,8 +30,7 @@ from refold.summaries.queue import CompactionJob, queue_of
 Strategy: TypeAlias = Literal["summarize", "sliding-window", "hierarchical"]
 SLIDING_WINDOW = "sliding-window"
 """The strategy that writes no summary."""
-MAX_EDITS = 10
-"""Edits that are printed one by one."""
+MAX_PRINTED_EDITS = 10
 INTERRUPTED = 130
 SUMMARIZER_HELP = "A model to write the summary, such as openai/gpt-4o-mini; several are tried in order."
 
@@ -179,7 +178,7 @@ def _print(done: Compacted, id: str, request: CompactionRequest, dry_run: bool) 
         what = f"{places(done.span)} would be compacted by rule ({request.strategy})"
         say(f"{what}; the view would have {tokens}. Nothing was changed.")
         return
-    for line in at_most([f"#{edit.at} {event_line(edit)}" for edit in done.edits], MAX_EDITS):
+    for line in at_most([f"#{edit.at} {event_line(edit)}" for edit in done.edits], MAX_PRINTED_EDITS):
         say(line)
     say(f"The view has {tokens} (round {done.result.round:,}). Undo it: refold undo {id} {done.edits[-1].at}")
     if request.target is not None and done.result.missed_by:

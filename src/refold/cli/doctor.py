@@ -22,8 +22,7 @@ from refold.session.results import error_text, utc
 from refold.stores.shelf import Shelf
 from refold.stores.store import ConversationInfo, Store
 
-MAX_FINDINGS = 50
-"""Findings that are printed one by one."""
+MAX_PRINTED_FINDINGS = 50
 
 
 @with_store
@@ -118,7 +117,7 @@ def _print(health: StoreHealth) -> None:
         say(f"{what} held by {one_line(lease.holder)}{until}", "yellow")
     for name, why in (health.cannot | health.without).items():
         say(f"without {name}: {one_line(why)}", "dim")
-    for line in at_most(list(map(_finding_text, health.findings)), MAX_FINDINGS):
+    for line in at_most(list(map(_finding_text, health.findings)), MAX_PRINTED_FINDINGS):
         say(line, "red")
     if health.findings:
         say(plural(len(health.findings), "problem"), "bold red")

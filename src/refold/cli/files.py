@@ -26,8 +26,7 @@ from refold.session.oneoff import check_given, count_parts
 from refold.session.session import Session
 from refold.stores.store import Key, open_store
 
-MAX_NOTICES = 5
-"""Notices that are printed one by one."""
+MAX_PRINTED_NOTICES = 5
 
 
 def fit(
@@ -75,7 +74,7 @@ def fit(
             size += f", {saved_percent(tokens.before, tokens.final)} % saved"
         say(f"{one_line(str(out))}: {count}, {size}")
     if report is None:
-        for notice in at_most(fitted.report.notices, MAX_NOTICES):
+        for notice in at_most(fitted.report.notices, MAX_PRINTED_NOTICES):
             complain(notice)
     elif report == "-":
         typer.echo(pretty(fitted.report), err=True)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from refold.stores.hybrid import HybridStore
     from refold.stores.hybrid_sync import RefusedMessage
 
-MAX_REFUSED = 50
-"""Refused messages that are printed one by one."""
+MAX_PRINTED_MESSAGES = 50
 
 
 @with_store
@@ -58,7 +57,7 @@ def sync(
         for key, why in problems.items():
             complain(f"{key.conversation}: {why}")
         lines = [f"{key.conversation} #{at} was refused and is skipped: {why}" for key, at, why in still]
-        for line in at_most(lines, MAX_REFUSED):
+        for line in at_most(lines, MAX_PRINTED_MESSAGES):
             complain(line)
         result = f"{plural(done, 'conversation')} delivered, {len(problems)} left"
         if still:

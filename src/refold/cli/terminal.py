@@ -16,7 +16,6 @@ from refold.core.codec import dumps
 from refold.core.errors import RefoldError
 
 PIPED_COLUMNS = 120
-"""The width of lines in a pipe."""
 MIN_LAST = 8
 """The least width of a table's last column."""
 

@@ -34,10 +34,8 @@ from refold.session.session import Session
 from refold.stores.store import Key, Store
 from refold.stores.url import shown_url
 
-BATCH = 5_000
-"""Messages stored in one transaction."""
-MAX_NAMED = 10
-"""Conversations that an import prints one by one."""
+MESSAGES_PER_TRANSACTION = 5_000
+MAX_PRINTED_CONVERSATIONS = 10
 
 
 class ImportedConversation(msgspec.Struct, frozen=True):
@@ -77,7 +75,7 @@ def import_(
     if json:
         emit({"did": "import", "store": access.shown, "conversations": done})
         return
-    for line in at_most(list(map(_imported_text, done)), MAX_NAMED):
+    for line in at_most(list(map(_imported_text, done)), MAX_PRINTED_CONVERSATIONS):
         say(line)
     say(f"Show it: refold show {quoted(done[0].id)}" if len(done) == 1 else "List them: refold list")
 
@@ -125,8 +123,8 @@ def _store(
         for id, new in drafts.items():
             with reporting_damage(id):
                 session = Session(store, Key(owner, id))
-            for start in range(0, len(new), BATCH):
-                batch = new[start : start + BATCH]
+            for start in range(0, len(new), MESSAGES_PER_TRANSACTION):
+                batch = new[start : start + MESSAGES_PER_TRANSACTION]
                 try:
                     session.say(batch)
                 except RefoldError as error:

@@ -17,8 +17,7 @@ from refold.summaries.queue import QueuedJob, WorkerSettings, queue_of
 
 RECENT_S = 3_600.0
 """How long finished jobs are listed by default."""
-MAX_JOBS = 100
-"""Jobs that are printed one by one."""
+MAX_PRINTED_JOBS = 100
 STYLES = {"queued": "", "running": "yellow", "done": "green", "failed": "red"}
 
 
@@ -102,7 +101,7 @@ def jobs(
         found = queue.list_jobs(
             "failed" if failed else None,
             since=0.0 if every else time.time() - RECENT_S,
-            limit=None if json else MAX_JOBS + 1,
+            limit=None if json else MAX_PRINTED_JOBS + 1,
         )
     if json:
         emit({"store": access.shown, "jobs": found})
@@ -113,11 +112,11 @@ def jobs(
 
 
 def _print_jobs(found: list[QueuedJob]) -> None:
-    rows = [_job_cells(job) for job in found[:MAX_JOBS]]
+    rows = [_job_cells(job) for job in found[:MAX_PRINTED_JOBS]]
     titles = (">id", "status", "conversation", "view", "what", ">tries", ">age", "worker", "")
     table(titles, rows)
-    if len(found) > MAX_JOBS:
-        say(f"… these are the newest {MAX_JOBS}; --json has all")
+    if len(found) > MAX_PRINTED_JOBS:
+        say(f"… these are the newest {MAX_PRINTED_JOBS}; --json has all")
     if many := sum(job.status == "failed" for job in found):
         say(f"{plural(many, 'job')} failed: retry with refold jobs retry ID, or refold jobs drop ID")
 

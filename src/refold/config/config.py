@@ -214,10 +214,7 @@ def merge_sources(sources: Sequence[SourceValues]) -> Config:
 
 
 def _check_output_limits(config: Config) -> None:
-    """
-    Raises:
-        SettingError: a model's max_output is larger than its window.
-    """
+    """Raises SettingError if a model's max_output is larger than its window."""
     for model, settings in config.models.items():
         window = find(model, config.models).limits.window
         if isinstance(settings.max_output, int) and settings.max_output > window:
@@ -237,10 +234,7 @@ def _check_prompts(config: Config) -> None:
 
 
 def _check_agents(tree: dict[str, Any], source: SourceValues) -> None:
-    """
-    Raises:
-        SettingError: a target is above its trigger, or a base URL is none.
-    """
+    """Raises SettingError if a target is above its trigger, or a base URL is none."""
     for name, agent in tree.get("agents", {}).items():
         compact = agent.get("compact")
         numbers = compact if isinstance(compact, dict) else {}

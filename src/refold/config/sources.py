@@ -68,10 +68,7 @@ def _toml(text: str, name: str) -> SourceValues:
 
 
 def _yaml(text: str, name: str) -> SourceValues:
-    """
-    Raises:
-        SettingError: a mapping has the same key twice; YAML would silently take the last.
-    """
+    """Raises SettingError if a mapping has the same key twice; YAML would silently take the last."""
     import yaml  # takes 15 ms
 
     loader = yaml.SafeLoader(text)

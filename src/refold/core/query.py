@@ -32,7 +32,6 @@ MAX_TERMS = 64
 MIN_PREFIX_CHARS = 3
 """A shorter prefix is searched for as a whole word."""
 MAX_TERM_CHARS = 128
-"""Longer terms are cut."""
 MAX_NAME_PARTS = 8
 """Something with more parts, or with parts of one character on average, is a hash and no name."""
 MAX_MATCHES = 256

@@ -20,8 +20,7 @@ FindPattern: TypeAlias = Callable[[str, Sequence[str]], list[list[Stretch]]]
 
 LONG_LINE = 2_000
 """Characters; of a longer line only the surroundings of a match are shown."""
-AROUND = 200
-"""Characters on each side of a match in a long line."""
+CHARS_AROUND_MATCH = 200
 MIN_TABLE_LINES = 3
 """Including the line that names the columns."""
 MAX_NAMED_LINES = 20
@@ -207,8 +206,8 @@ def around(text: str, hits: Sequence[Stretch]) -> Cut:
             n += 1
         last = lines[n][1]
         if last - first > LONG_LINE:
-            first = max(first, start - AROUND)
-            last = min(last, end + AROUND)
+            first = max(first, start - CHARS_AROUND_MATCH)
+            last = min(last, end + CHARS_AROUND_MATCH)
         if units and first <= units[-1][1]:
             first = units.pop()[0]
         units.append((first, last))
@@ -238,10 +237,7 @@ def item_spans(text: str) -> list[Stretch]:
 
 
 def _json_items(text: str, start: int) -> list[Stretch]:
-    """
-    Raises:
-        ValueError: the text is not one JSON value.
-    """
+    """Raises ValueError if the text is not one JSON value."""
     values, end = _json_values(text, start)
     if text[end:].strip():
         raise ValueError("more text follows the JSON")

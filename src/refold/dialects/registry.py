@@ -37,10 +37,7 @@ for _dialect in DIALECTS.values():
 
 
 def find_dialect(name: str) -> Dialect:
-    """
-    Raises:
-        SettingError: there is no such dialect.
-    """
+    """Raises SettingError if there is no such dialect."""
     if name not in DIALECTS:
         raise SettingError("dialect", f"{name!r} is not known; known are {', '.join(DIALECTS)}")
     return DIALECTS[name]

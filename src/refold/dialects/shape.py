@@ -21,19 +21,13 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 def expect(value: Any, kind: Any, where: str) -> None:
-    """
-    Raises:
-        MessageError: the value has another type.
-    """
+    """Raises MessageError if the value has another type."""
     if not isinstance(value, kind):
         raise MessageError(where, f"expected {getattr(kind, '__name__', kind)}, got {name_of(value)}")
 
 
 def expect_one_of(value: Any, known: Collection[str], where: str) -> str:
-    """
-    Raises:
-        MessageError: the value is not one of the known ones.
-    """
+    """Raises MessageError if the value is not one of the known ones."""
     if not isinstance(value, str) or value not in known:
         raise MessageError(where, f"{value!r} is not one of {', '.join(known)}")
     return value

@@ -12,8 +12,7 @@ from refold.models.count import Counter
 
 LOWEST, HIGHEST = 0.5, 2.0
 """Limits of a ratio: no count is further off, so that anything beyond has another cause."""
-KEPT = 16
-"""Number of replies that a calibration remembers."""
+REMEMBERED_REPLIES = 16
 HEAVIEST = 1_000
 """The highest weight of a reply, in tokens."""
 SHARE = 0.6
@@ -62,7 +61,7 @@ def update(
     if anchor is None and not LOWEST <= ratio <= HIGHEST:
         return calibration  # it includes something that nobody can count
     new = (min(max(ratio, LOWEST), HIGHEST), min(grown, HEAVIEST))
-    return Calibration((*calibration.seen, new)[-KEPT:])
+    return Calibration((*calibration.seen, new)[-REMEMBERED_REPLIES:])
 
 
 def estimate(counted: int, counter: Counter, calibration: Calibration, anchor: Anchor | None = None) -> int:

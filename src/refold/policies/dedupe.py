@@ -17,8 +17,7 @@ from refold.policies.text import vocabulary, words
 
 SKETCH = 48
 """Word hashes that are compared before the words themselves."""
-MIN_TOKENS = 64
-"""Smaller outputs are left alone."""
+MIN_OUTPUT_TOKENS = 64
 INDEXED_HASHES = 4
 CANDIDATES = 4
 """How many outputs with a common hash are compared."""
@@ -39,7 +38,7 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plan: list[Edit] = []
         for item in reversed(reducible(view)):
             line = item.lines[0]
-            if item.edit is not None or line.answers is None or line.tokens < MIN_TOKENS:
+            if item.edit is not None or line.answers is None or line.tokens < MIN_OUTPUT_TOKENS:
                 continue
             reduction = Reduction.of(item, view)
             if reduction is None or not reduction.text:

@@ -25,8 +25,7 @@ NARRATIVE_SCORE = 9.0
 MAX_STRUCK = 0.5
 """If a larger share of sentences is struck, the whole summary is rejected."""
 ENTRY_CHARS = 600
-NAMED_VALUES = 3
-"""Missing values that a problem names."""
+MAX_NAMED_VALUES = 3
 MIN_QUOTED_WORDS = 4
 """Words in a row that do not match by chance."""
 MIN_LETTERS = 4
@@ -294,7 +293,7 @@ class _Check:
             return "it says nothing"
         if struck <= MAX_STRUCK * total:
             return None
-        values = ", ".join(list(dict.fromkeys(self._missing))[:NAMED_VALUES])
+        values = ", ".join(list(dict.fromkeys(self._missing))[:MAX_NAMED_VALUES])
         return (
             f"{struck} of its {total} sentences have values that the messages do not have, such as {values}"
         )

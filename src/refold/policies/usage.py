@@ -24,8 +24,7 @@ from refold.policies.text import all_text, exactness, vocabulary
 
 EXACT = 2.0
 """The `exactness` of words that nobody writes by chance."""
-SHORTEST = 3
-"""Characters; shorter values are not looked for."""
+MIN_VALUE_CHARS = 3
 REDUCED = Expiry(mode="compact", compact_mode="skeleton", length=LENGTH)
 """How proposed settings reduce results: to their exact values."""
 
@@ -146,7 +145,7 @@ def values(message: Message) -> set[str]:
     texts = [part.text for part in message.parts if isinstance(part, Text | Reasoning)]
     exact = {word for word in vocabulary("\n".join((*texts, *given))) if exactness(word) >= EXACT}
     whole = {text for text in given if len(text) <= LONG}
-    return {value.casefold() for value in exact | whole if len(value) >= SHORTEST}
+    return {value.casefold() for value in exact | whole if len(value) >= MIN_VALUE_CHARS}
 
 
 def _given(call: ToolCall) -> Iterator[str]:

@@ -50,8 +50,7 @@ ALL = "/api/conversations"
 ONE = "/api/conversations/{id}"
 MAX_OWNERS = 20
 """Owners whose conversations one request searches, if the caller may see them all."""
-EXPORT_BATCH = 200
-"""Lines of an export that are read at a time."""
+EXPORT_BATCH_LINES = 200
 TEXT_CHARS = 2_000
 """Longer texts are cut in lists; `expand` returns all of a text."""
 
@@ -336,7 +335,7 @@ def export(call: ApiCall, inspector: Inspector) -> ASGIApp:
     lines = export_lines(call.service.store, call.key)
 
     async def batches() -> AsyncIterator[bytes]:
-        while some := await call.service.work(lambda: list(islice(lines, EXPORT_BATCH))):
+        while some := await call.service.work(lambda: list(islice(lines, EXPORT_BATCH_LINES))):
             yield "".join(f"{line}\n" for line in some).encode()
 
     return StreamingResponse(batches(), media_type="application/x-ndjson")

@@ -60,10 +60,7 @@ class ApiCall:
 
     @contextmanager
     def session(self, key: Key) -> Iterator[Session]:
-        """
-        Raises:
-            NotFoundError: there is no such conversation.
-        """
+        """Raises NotFoundError if there is no such conversation."""
         with self.service.conversations.inspecting(key) as inspector:
             model = inspector.state.model
         with self.service.session(key, model if model and model.isprintable() else None) as session:

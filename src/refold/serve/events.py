@@ -44,7 +44,7 @@ from refold.stores.store import Key
 if TYPE_CHECKING:
     from refold.serve.service import Service
 
-MAX_QUEUED = 1_000
+MAX_QUEUED_EVENTS = 1_000
 """A subscriber that falls behind by more events is cut off."""
 BATCH = 50
 """Events that are read or sent at once."""
@@ -355,7 +355,7 @@ class EventBroker:
             for subscriber in self._subscribers:
                 if events and subscriber.covers(key):
                     subscriber.queue += events
-                    if len(subscriber.queue) > MAX_QUEUED:
+                    if len(subscriber.queue) > MAX_QUEUED_EVENTS:
                         subscriber.is_lagging = True
                         subscriber.queue.clear()
                     subscriber.wake()

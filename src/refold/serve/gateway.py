@@ -115,10 +115,7 @@ class Gateway:
         return f"{base}{path}?{query}" if query else base + path
 
     async def _prepare(self, dialect: ClientDialect, request: Request, body: bytes) -> UpstreamRequest:
-        """
-        Raises:
-            _BypassError: that failed, or the store failed a moment ago.
-        """
+        """Raises _BypassError if that failed, or if the store failed a moment ago."""
         if monotonic() < self._store_down_until:
             raise _BypassError("store")
         try:

@@ -77,10 +77,7 @@ class Guard:
             request.end()
 
     def _check(self, scope: Scope, request: LoggedRequest) -> Caller:
-        """
-        Raises:
-            HTTPException: something about the request is not allowed.
-        """
+        """Raises HTTPException if something about the request is not allowed."""
         path = request.path
         method = scope["method"]
         headers = request.headers

@@ -83,10 +83,7 @@ def error_body(status: int, message: str) -> bytes:
 
 
 def valid_id(text: str) -> str:
-    """
-    Raises:
-        HTTPException: no conversation can have this id.
-    """
+    """Raises HTTPException if no conversation can have this id."""
     if not 1 <= len(text) <= MAX_ID_CHARS or has_control_characters(text):
         raise HTTPException(
             400, f"the id of a conversation has 1 to {MAX_ID_CHARS} characters and no control characters"

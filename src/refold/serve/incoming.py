@@ -109,10 +109,7 @@ def read_request(
     conversation: str | None = None,
     agent: str | None = None,
 ) -> IncomingRequest:
-    """
-    Raises:
-        MessageError: it is no request of that dialect, or one that only the provider can judge.
-    """
+    """Raises MessageError if it is not a request of that dialect, or only the provider can judge it."""
     name = DIALECTS[dialect].list_field
     try:
         fields = loads(body)
@@ -136,10 +133,7 @@ def read_request(
 
 
 def read_messages(dialect: ClientDialect, raws: Sequence[bytes]) -> list[HistoryMessage]:
-    """
-    Raises:
-        MessageError: one of them is no message; says which.
-    """
+    """Raises MessageError, which says which, if one of them is not a message."""
     has_items = DIALECTS[dialect].has_items
     messages: list[HistoryMessage] = []
     for n, raw in enumerate(raws):

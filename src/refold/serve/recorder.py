@@ -32,8 +32,7 @@ V = TypeVar("V")
 MAX_CONFLICTS = 10
 CACHED = 20_000
 """Conversations, provider responses and forks that are remembered."""
-READ_BATCH = 16
-"""Events that are read at once."""
+READ_BATCH_EVENTS = 16
 FIRST_EVENTS = 4
 """Before the first message may be system text and names."""
 TOOLS_TAG = "refold:tools"
@@ -180,7 +179,9 @@ class Recorder:
         digests = [message.digest for message in request.messages]
         with self._session(key, request) as session, session.locked() as inspector:
             count = inspector.state.index
-            end = inspector.place_of(max(0, count - READ_BATCH - 4 * len(digests)))  # some are in pieces
+            end = inspector.place_of(
+                max(0, count - READ_BATCH_EVENTS - 4 * len(digests))
+            )  # some are in pieces
             recorded = recorded_digests(inspector.events(end))
         return FoundConversation(key, overlap(recorded, digests), message_count=count)
 
@@ -349,8 +350,8 @@ class Recorder:
 def _is_newest(session: Session, at: int) -> bool:
     """True if no other request or reply comes after a place; for a session that is locked."""
     stop = session.inspect.state.next
-    for start in range(at + 1, stop, READ_BATCH):
-        for link in session.store.read(session.key, start, min(stop, start + READ_BATCH)):
+    for start in range(at + 1, stop, READ_BATCH_EVENTS):
+        for link in session.store.read(session.key, start, min(stop, start + READ_BATCH_EVENTS)):
             id = link.entry.id or ""
             if id.startswith(LOCATED) and PART not in id:  # not a further piece of the same message
                 return False

@@ -123,10 +123,7 @@ class GracefulServer(uvicorn.Server):
 
 
 def check_safe(config: Config) -> None:
-    """
-    Raises:
-        SettingError: anyone could use the service, or API keys would be sent unencrypted.
-    """
+    """Raises SettingError if anyone could use the service, or API keys would be sent unencrypted."""
     serve = config.serve
     has_tokens = serve.token is not None or bool(serve.tokens)
     if not has_tokens and not is_loopback(serve.host):

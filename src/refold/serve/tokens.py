@@ -45,10 +45,7 @@ ANONYMOUS = Caller(None, frozenset())
 
 
 def require_scope(caller: Caller, scope: Right) -> None:
-    """
-    Raises:
-        HTTPException: the caller's token does not have the scope.
-    """
+    """Raises HTTPException if the caller's token does not have the scope."""
     if scope not in caller.scopes:
         raise HTTPException(403, f"this token does not have the scope {scope!r}, which this request needs")
 

@@ -35,8 +35,7 @@ from refold.summaries.background import in_thread
 P = ParamSpec("P")
 T = TypeVar("T")
 _END = object()
-CHUNK = 200
-"""Lines or events that are fetched at a time."""
+FETCHED_AT_ONCE = 200
 
 
 def _awaited(
@@ -198,7 +197,7 @@ class AsyncSession:
         await self.close()
 
 
-async def _fetched(source: Iterator[T | None], at_once: int = CHUNK) -> AsyncIterator[T]:
+async def _fetched(source: Iterator[T | None], at_once: int = FETCHED_AT_ONCE) -> AsyncIterator[T]:
     """What an iterator gives, without None; it waits in threads of its own, to leave other verbs theirs."""
     while found := await in_thread(lambda: list(islice(source, at_once))):
         for one in found:

@@ -193,10 +193,7 @@ class Conversation:
         return self.extras_of(FitRequest(), reuse=True)
 
     def _new_extras(self, text: bytes, dialect: str) -> RequestExtras:
-        """
-        Raises:
-            SettingError: no request can be rendered in the dialect, or the extras are not valid.
-        """
+        """Raises SettingError if no request can be rendered in the dialect, or the extras are not valid."""
         if dialect not in TARGETS:
             raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(TARGETS)}")
         meter = self.meter

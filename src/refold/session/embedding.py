@@ -27,10 +27,7 @@ class Model2Vec:
         self._model: Any = None
 
     def __call__(self, texts: Sequence[str]) -> Iterable[Iterable[float]]:
-        """
-        Raises:
-            SettingError: the extra is not installed, or there is no such model.
-        """
+        """Raises SettingError if the extra is not installed, or there is no such model."""
         if self._model is None:
             self._model = self._load()
         vectors: Iterable[Iterable[float]] = self._model.encode(list(texts))
@@ -49,10 +46,7 @@ class Model2Vec:
 
 
 def embedder_of(given: Any) -> Embedder | None:
-    """
-    Raises:
-        SettingError: it is neither a callable nor the name of a model.
-    """
+    """Raises SettingError if it is neither a callable nor the name of a model."""
     if isinstance(given, str) and given:
         return Model2Vec(given)
     if given is not None and not callable(given):

@@ -39,10 +39,7 @@ class Source(NamedTuple):
         return self.messages == 1 and len(self.span) == 1
 
     def cut(self, part: Slice) -> Cut:
-        """
-        Raises:
-            CannotExpandError: it has no such part.
-        """
+        """Raises CannotExpandError if it has no such part."""
         try:
             if self.is_one:
                 return cut(written(self.correction or next(self._said()).message), part, find)
@@ -126,10 +123,7 @@ def source(record: Record, at: int | str) -> Source:
 
 
 def _place(record: Record, at: int | str) -> int:
-    """
-    Raises:
-        CannotExpandError: no message has this id, or there are not so many messages.
-    """
+    """Raises CannotExpandError if no message has this id, or there are not so many messages."""
     if isinstance(at, int):
         if at >= 0:
             return at

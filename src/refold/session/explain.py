@@ -40,10 +40,7 @@ ADVICE = {
 
 
 def explain(record: Record, at: int) -> Explanation:
-    """
-    Raises:
-        NotFoundError: there is no message and no edit at the place.
-    """
+    """Raises NotFoundError if there is no message and no edit at the place."""
     event = record.event(at)
     if isinstance(event, Replaced):
         edit = edit_rows(record, [event.at])[0]

@@ -233,9 +233,8 @@ def align(known: Sequence[str], passed: Sequence[str]) -> Alignment:
         return Alignment(head, [*range(head)])
     # Neither the oldest nor the newest is passed: the longest run of known messages still holds.
     run = SequenceMatcher(None, known, passed, autojunk=False).find_longest_match()
-    if not run.size or (
-        run.b and run.b + run.size == len(passed)
-    ):  # the newest is never taken for an old one
+    is_newest = run.b > 0 and run.b + run.size == len(passed)  # the newest is never taken for an old one
+    if not run.size or is_newest:
         return Alignment(len(known), [])
     return Alignment(run.a + run.size, [*[None] * run.b, *range(run.a, run.a + run.size)])
 

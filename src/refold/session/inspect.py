@@ -151,10 +151,7 @@ class Inspector:
     # What was recorded
 
     def event(self, at: int) -> Event:
-        """
-        Raises:
-            NotFoundError: there is no such place.
-        """
+        """Raises NotFoundError if there is no such place."""
         return self._record.event(at)
 
     def events(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
@@ -297,10 +294,7 @@ class Inspector:
         return edit_rows(self._record, places[first:stop]), len(places)
 
     def explain(self, at: int) -> Explanation:
-        """
-        Raises:
-            NotFoundError: there is no message and no edit at the place.
-        """
+        """Raises NotFoundError if there is no message and no edit at the place."""
         return explain(self._record, at)
 
     def savings(self, prices: Prices | None) -> list[EditSavings]:
@@ -462,10 +456,7 @@ def _cut(text: str, chars: int) -> str:
 
 
 def parse(dialect: str, value: Any) -> Message:
-    """
-    Raises:
-        NewerError: only a newer refold knows this dialect.
-    """
+    """Raises NewerError if only a newer refold knows this dialect."""
     if dialect not in DIALECTS:
         raise NewerError(f"A stored message has the dialect {dialect!r}; upgrade refold to read it")
     return DIALECTS[dialect].parse(value)

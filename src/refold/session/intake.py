@@ -256,10 +256,7 @@ def _read_own(own: dict[str, Any], given: _MessageFields, where: str) -> dict[st
 
 
 def _require_id(id: str | None, where: str) -> None:
-    """
-    Raises:
-        MessageError: the id is empty.
-    """
+    """Raises MessageError if the id is empty."""
     if id == "":
         raise MessageError(f"{where}.id", "an id has at least one character; leave it out instead")
 
@@ -277,10 +274,7 @@ def _joined(values: Sequence[Any], where: str) -> ParsedReply | None:
 
 
 def _require_content(value: dict[str, Any], where: str) -> None:
-    """
-    Raises:
-        MessageError: it is a user's or a system message without content.
-    """
+    """Raises MessageError if it is a user's or a system message without content."""
     needs_content = value.get("role") in ("user", "system", "developer")
     if needs_content and value.get("content") is None and kind_of(value) in (None, "message"):
         raise MessageError(f"{where}.content", "is missing: expected a text or a list of parts")
@@ -354,10 +348,7 @@ def _written(text: bytes, places: Sequence[Sequence[int]]) -> list[bytes] | None
 
 
 def _require_sendable(message: Message, where: str) -> None:
-    """
-    Raises:
-        MessageError: no provider would accept the message in any form.
-    """
+    """Raises MessageError if no provider would accept the message in any form."""
     if message.role != "assistant" and message.calls:
         raise MessageError(f"{where}.parts", "only an assistant makes tool calls")
     if not all(call.tool for call in message.calls):
@@ -376,10 +367,7 @@ def _require_sendable(message: Message, where: str) -> None:
 
 
 def _require_repairable(value: Any, dialect: Dialect, where: str) -> None:
-    """
-    Raises:
-        MessageError: once stored, it would make every request invalid.
-    """
+    """Raises MessageError if it would make every later request invalid."""
     items = value if isinstance(value, list) else [value]
     if dialect.stands_apart(items[0]):
         return

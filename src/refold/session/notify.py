@@ -105,10 +105,7 @@ NOT_SHORTENING = ("restore", "correct", "recall")
 
 
 def callbacks_of(given: OnEvent | Sequence[OnEvent] | None) -> tuple[OnEvent, ...]:
-    """
-    Raises:
-        SettingError: one of them cannot be called.
-    """
+    """Raises SettingError if one of them cannot be called."""
     if given is None:
         return ()
     callbacks = tuple(given) if isinstance(given, list | tuple) else (given,)

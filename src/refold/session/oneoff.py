@@ -98,10 +98,7 @@ def _request(
 
 
 def listed(messages: Any) -> list[Any]:
-    """
-    Raises:
-        SettingError: the argument is not a list of messages.
-    """
+    """Raises SettingError if the argument is not a list of messages."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
     return list(messages)
@@ -164,10 +161,7 @@ class Checked(NamedTuple):
 def check_given(
     given: FileConversation, config: Config, model: str | None, dialect: str | None, *, strict: bool = False
 ) -> Checked:
-    """
-    Raises:
-        SettingError: no rules are known for the dialect.
-    """
+    """Raises SettingError if no rules are known for the dialect."""
     named_model = given.fields.get("model")
     with warnings.catch_warnings():
         if model is None:  # the caller did not name the model

@@ -40,10 +40,7 @@ RANK_CONSTANT = 60
 
 
 def limit_of(limit: object) -> int:
-    """
-    Raises:
-        SettingError: the limit is out of range.
-    """
+    """Raises SettingError if the limit is out of range."""
     if not 1 <= require_int("limit", limit) <= MOST_HITS:
         raise SettingError("limit", f"expected 1 to {MOST_HITS:,}, got {limit}")
     return require_int("limit", limit)

@@ -369,10 +369,7 @@ class Session:
             return append_drafts(self.chat, self._toolbox, drafts, after)
 
     def _require_open(self) -> None:
-        """
-        Raises:
-            StoreError: the session was closed.
-        """
+        """Raises StoreError if the session was closed."""
         if self._is_closed:
             raise StoreError(f"The session of {self.conversation!r} is closed; open it again to go on")
 

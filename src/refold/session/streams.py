@@ -37,10 +37,7 @@ def chunks_of(stream: object, where: str) -> list[Any]:
 
 
 def require_stream(stream: object) -> None:
-    """
-    Raises:
-        MessageError: it is not a stream or a list of chunks.
-    """
+    """Raises MessageError if it is not a stream or a list of chunks."""
     has_chunks = isinstance(stream, Iterable | AsyncIterable) and not isinstance(
         stream, str | bytes | Mapping
     )

@@ -130,10 +130,7 @@ class Toolbox:
             return ToolAnswer(f"{str(error)[:MAX_ERROR_CHARS]}.")
 
     def _expand(self, at: int, part: Slice) -> str:
-        """
-        Raises:
-            CannotExpandError: there is nothing to expand, or the model sees it already.
-        """
+        """Raises CannotExpandError if there is nothing to expand, or the model sees it already."""
         count = self.chat.meter.counter.counter.text
         with self.chat.lock:
             live = self.record.live
@@ -210,10 +207,7 @@ class _NotNowError(CannotExpandError):
 
 
 def _read_arguments(name: str, arguments: Any) -> dict[str, Any]:
-    """
-    Raises:
-        CannotExpandError: the arguments are not valid.
-    """
+    """Raises CannotExpandError if the arguments are not valid."""
     if isinstance(arguments, str | bytes):
         try:
             arguments = msgspec.json.decode(arguments or "{}")

@@ -14,50 +14,35 @@ from refold.core.plan import Policy
 
 
 def require_int(name: str, value: object) -> int:
-    """
-    Raises:
-        SettingError: it is not a whole number.
-    """
+    """Raises SettingError if it is not a whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingError(name, f"expected a whole number such as 57, got {brief_repr(value)}")
     return int(value)  # a subclass such as `Undoing` becomes a plain number
 
 
 def require_name(name: str, value: object) -> str:
-    """
-    Raises:
-        SettingError: it is not a text, or it is empty.
-    """
+    """Raises SettingError if it is not a text, or it is empty."""
     if not isinstance(value, str) or not value:
         raise SettingError(name, f"expected a text of at least one character, got {brief_repr(value)}")
     return value
 
 
 def model_name(model: str | None) -> str | None:
-    """
-    Raises:
-        SettingError: it cannot be the name of a model.
-    """
+    """Raises SettingError if it cannot be the name of a model."""
     if model is not None and not require_name("model", model).isprintable():
         raise SettingError("model", f"is not the name of a model: {brief_repr(model)}")
     return model
 
 
 def require_kind(kind: object) -> None:
-    """
-    Raises:
-        SettingError: there is no such kind of message.
-    """
+    """Raises SettingError if there is no such kind of message."""
     known = get_args(Kind)
     if kind is not None and (not isinstance(kind, str) or kind not in known):
         raise SettingError("kind", f"{brief_repr(kind)} is not known; known are {', '.join(known)}")
 
 
 def require_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """
-    Raises:
-        SettingError: it is not a list of functions.
-    """
+    """Raises SettingError if it is not a list of functions."""
     if not isinstance(policies, list | tuple):
         raise SettingError("policies", f"expected a list of functions, got {type(policies).__name__}")
     for n, policy in enumerate(policies):
@@ -70,10 +55,7 @@ def require_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
 
 
 def request_fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """
-    Raises:
-        SettingError: it is not a dict.
-    """
+    """Raises SettingError if it is not a dict."""
     if not isinstance(request, Mapping | None):
         raise SettingError("request", f"expected a dict, got {type(request).__name__}")
     return request or {}
@@ -94,10 +76,7 @@ def output_of(request: Mapping[str, Any]) -> int | None:
 
 
 def expiry_of(expiry: object, name: str = "expiry") -> Expiry:
-    """
-    Raises:
-        SettingError: a field is not known, or its value is not allowed.
-    """
+    """Raises SettingError if a field is not known, or its value is not allowed."""
     if not isinstance(expiry, Mapping | Expiry):
         raise SettingError(name, f"expected a refold.Expiry or a dict, got {brief_repr(expiry)}")
     return Expiry(**validated_fields(expiry, field_types(Expiry), lambda path: ".".join((name, *path))))
@@ -125,10 +104,7 @@ class Override(msgspec.Struct, frozen=True):
 
 
 def override_of(override: "Mapping[str, Any] | Override | None") -> Override:
-    """
-    Raises:
-        SettingError: a field is not known, or its value is not allowed.
-    """
+    """Raises SettingError if a field is not known, or its value is not allowed."""
     if isinstance(override, Override):
         return override
     if not isinstance(override, Mapping | None):

@@ -35,10 +35,8 @@ PackedEntry: TypeAlias = tuple[bytes, bytes | None, bytes, bytes]
 
 LOOKS = 6
 """How often an event that was created is looked for in the list, less and less often."""
-DELETERS = 8
-"""Events that are deleted at the same time."""
-MAX_KNOWN = 100
-"""Conversations that are cached."""
+MAX_CONCURRENT_DELETES = 8
+MAX_CACHED_CONVERSATIONS = 100
 LOCKS = 64
 OPTIONS = {"region": ANY, "long_term": SWITCH, "namespace": ANY, "timeout_s": SECONDS}
 VERSION = 1
@@ -149,7 +147,7 @@ class AgentCoreStore:
         )
         self._long_term = long_term
         self._spoken: Callable[[Entry], SpokenMessage | None] | None = None
-        self._known = BoundedDict[ActorSession, KnownConversation](MAX_KNOWN)
+        self._known = BoundedDict[ActorSession, KnownConversation](MAX_CACHED_CONVERSATIONS)
         """As they were when they were last read."""
         self._locks = [RLock() for _ in range(LOCKS)]
 
@@ -241,7 +239,7 @@ class AgentCoreStore:
             if first is not None:
                 self._client.delete(place, first.id)
             others = [id for id, one in events.items() if (first if one is None else one.key == key)]
-            with ThreadPoolExecutor(DELETERS) as pool:
+            with ThreadPoolExecutor(MAX_CONCURRENT_DELETES) as pool:
                 list(pool.map(lambda id: self._client.delete(place, id), others))
             self._known.pop(place, None)
             if first is not None:

@@ -25,8 +25,7 @@ FEW = 3
 """Events that are listed first, where few are expected to be new."""
 MAX_FOUND = 100
 """Records that the service finds for a query, at most."""
-MAX_QUERY = 10_000
-"""Characters of a query."""
+MAX_QUERY_CHARS = 10_000
 MEMORY = re.compile(
     r"(arn:(aws|aws-cn|aws-us-gov):bedrock-agentcore:[a-z0-9-]+:[0-9]{12}:memory/)?"
     r"[a-zA-Z][a-zA-Z0-9-_]{0,99}-[a-zA-Z0-9]{10}"
@@ -160,7 +159,7 @@ class AgentCoreClient:
         operation = "list_memory_records"
         if query is not None and query.strip():
             operation = "retrieve_memory_records"
-            text = query.encode("utf-8", "replace").decode()[:MAX_QUERY]
+            text = query.encode("utf-8", "replace").decode()[:MAX_QUERY_CHARS]
             only["searchCriteria"] = {"searchQuery": text, "topK": MAX_FOUND}
         found = list[Memory]()
         for row in self._pages(operation, "memoryRecordSummaries", None, only):

@@ -26,8 +26,7 @@ WAIT_S = 0.5
 LONGEST_WAIT_S = 60.0
 LEASE_S = 30.0
 POLL_S = 0.05
-CHUNK = 128
-"""Entries read at a time."""
+ENTRIES_PER_READ = 128
 BATCHES = 10
 """Delivered of one conversation before others get their turn."""
 IN_A_ROW = 20
@@ -229,8 +228,8 @@ class MemorySync:
             if cursor is None and key not in self._known:
                 return None
             if cursor is not None:  # None if it was erased meanwhile, and started again
-                links = self._read(key, cursor, CHUNK)
-                if len(links) < CHUNK and not any(self._message(link.entry) for link in links):
+                links = self._read(key, cursor, ENTRIES_PER_READ)
+                if len(links) < ENTRIES_PER_READ and not any(self._message(link.entry) for link in links):
                     return None
         with self.exclusive(key) as lease:
             if lease is None:
@@ -288,7 +287,9 @@ class MemorySync:
         batch: list[SpokenMessage] = []
         chars = 0
         last = None
-        while links := self._read(key, next, CHUNK):  # the record is not in use while the service is called
+        while links := self._read(
+            key, next, ENTRIES_PER_READ
+        ):  # the record is not in use while the service is called
             for last in links:
                 next = last.entry.at + 1
                 if message := self._message(last.entry):
@@ -336,10 +337,7 @@ class MemorySync:
         self._stuck.pop(key, None)
 
     def retry_refused(self, key: Key) -> None:
-        """
-        Raises:
-            StoreError: the service fails.
-        """
+        """Raises StoreError if the service fails."""
         left = {one.at: one for one in self.refused(key)}
         try:
             for one in list(left.values()):

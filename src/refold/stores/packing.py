@@ -24,10 +24,7 @@ def pack(body: bytes) -> bytes:
 
 
 def unpack(body: bytes) -> bytes:
-    """
-    Raises:
-        CorruptError: the body was altered.
-    """
+    """Raises CorruptError if the body was altered."""
     if body[:1] != b"x":
         return body
     try:
@@ -37,10 +34,7 @@ def unpack(body: bytes) -> bytes:
 
 
 def to_text(data: bytes) -> str:
-    """
-    Raises:
-        CorruptError: the bytes were altered.
-    """
+    """Raises CorruptError if the bytes were altered."""
     try:
         return data.decode("utf-8", "surrogatepass")
     except (UnicodeDecodeError, AttributeError) as error:

@@ -19,8 +19,7 @@ from refold.stores.store import Key, Lease, RemoteReads, Snapshot, Store
 
 SNAPSHOT_EVERY = 64
 """Events between two snapshots; more for a view that is very long, so that its cost stays small."""
-TRIES = 1_000
-"""How often an append is tried while other writers win the race."""
+MAX_APPEND_TRIES = 1_000
 NEAR = 32
 """Places that are at most this far apart are read together."""
 SHORT = 80
@@ -186,7 +185,7 @@ class Record:
         Raises:
             ConflictError: another holder took the `lease`.
         """
-        for attempt in range(TRIES):
+        for attempt in range(MAX_APPEND_TRIES):
             events = build()
             if not events:
                 return events
@@ -207,7 +206,7 @@ class Record:
                 self._listener(events, self._live.state)
             return events
         raise ConflictError(
-            f"{self.key.conversation!r}: other writers won the race {TRIES} times in a row; retry"
+            f"{self.key.conversation!r}: other writers won the race {MAX_APPEND_TRIES} times in a row; retry"
         )
 
     # Reading

@@ -184,10 +184,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(value: bytes) -> Snapshot:
-    """
-    Raises:
-        CorruptError: the value was altered.
-    """
+    """Raises CorruptError if the value was altered."""
     at, _, rest = value.partition(b" ")
     try:
         body, digest = msgspec.msgpack.decode(rest, type=tuple[bytes, bytes])
@@ -202,10 +199,7 @@ def encode_lease(lease: Lease) -> bytes:
 
 
 def decode_lease(name: str, value: bytes) -> Lease:
-    """
-    Raises:
-        CorruptError: the value was altered.
-    """
+    """Raises CorruptError if the value was altered."""
     try:
         fence, until, holder = value.split(b" ", 2)
         return Lease(name, to_text(holder), int(fence), float(until))

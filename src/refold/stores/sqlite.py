@@ -37,8 +37,7 @@ from refold.stores.store import (
 )
 from refold.stores.url import UrlOption, parse_options, shown_url
 
-CHUNK = 1_000
-"""Rows read at a time."""
+ROWS_PER_READ = 1_000
 OPTIONS = {
     "synchronous": UrlOption("full|normal", "full or normal"),
     "timeout_s": UrlOption(r"\d{0,9}\.?\d+|\d+\.", "a number of seconds", float),
@@ -142,14 +141,14 @@ class SQLiteStore(SQLiteIndex, Shelf):
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
     ) -> Iterator[Link]:
         rows: list[Any] | None = None
-        while rows is None or len(rows) == CHUNK:
+        while rows is None or len(rows) == ROWS_PER_READ:
             rows = []
             with self._file.read() as run:  # one snapshot: a parent may be erased before the next chunk
                 for cid, low, high in self._segments(run, key):
                     first = max(start, low)
                     last = high if stop is None else min(stop, high)
-                    if first < last and len(rows) < CHUNK:
-                        where = Segment(cid, first, last).row_ids | {"limit": CHUNK - len(rows)}
+                    if first < last and len(rows) < ROWS_PER_READ:
+                        where = Segment(cid, first, last).row_ids | {"limit": ROWS_PER_READ - len(rows)}
                         if but == "said":  # which has an index
                             rows += run("read_unsaid", **where)
                         else:

@@ -65,10 +65,7 @@ def split_url(url: str) -> SplitResult:
 
 
 def require_between(where: str, low: float, high: float, **values: float) -> None:
-    """
-    Raises:
-        SettingError: a value is out of range or NaN.
-    """
+    """Raises SettingError if a value is out of range or NaN."""
     for name, value in values.items():
         if not low <= value <= high:
             raise SettingError(where, f"{name}={value} is not allowed; expected {low:g} to {high:,.0f}")

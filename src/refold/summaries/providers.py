@@ -118,10 +118,7 @@ def split_name(model: str) -> tuple[str, str]:
 def sdk_client(
     provider: str, name: str, base_url: str | None, api_key: str | None, max_retries: int = 0
 ) -> Any:
-    """
-    Raises:
-        SettingError: the SDK is not installed, or there is no key for OpenAI.
-    """
+    """Raises SettingError if the SDK is not installed, or there is no key for OpenAI."""
     options: dict[str, Any] = {"api_key": api_key, "max_retries": max_retries, "timeout": SDK_TIMEOUT_S}
     try:
         if provider == "anthropic":
@@ -143,10 +140,7 @@ def sdk_endpoint(provider: str, client: Any) -> Any:
 
 
 async def sdk_reply(provider: str, client: Any, request: JsonObject, name: str) -> JsonObject:
-    """
-    Raises:
-        SettingError: there is no key for Anthropic.
-    """
+    """Raises SettingError if there is no key for Anthropic."""
     async with client:
         try:
             response = await sdk_endpoint(provider, client).with_raw_response.create(**request)

@@ -205,10 +205,7 @@ class JobQueue:
         return self._list(id=None, status=status, since=since, limit=limit)
 
     def get(self, id: int) -> QueuedJob:
-        """
-        Raises:
-            NotFoundError: there is no such job.
-        """
+        """Raises NotFoundError if there is no such job."""
         for job in self._list(id=id, status=None, since=0.0, limit=1) if 0 <= id < MAX_ID else ():
             return job
         raise NotFoundError(f"There is no job {id}; `refold jobs --all` lists them")

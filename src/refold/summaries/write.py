@@ -122,10 +122,7 @@ class Writer:
             self._count = lambda text: int(UNKNOWN_VOCABULARY * count(text)) + 1
 
     async def summarize(self, summary_input: SummaryInput) -> SummaryPart:
-        """
-        Raises:
-            NoSummaryError: no call succeeded, or every answer was rejected.
-        """
+        """Raises NoSummaryError if no call succeeded, or every answer was rejected."""
         settings = self.context.settings
         most = summary_input.part.most
         if settings.max_tokens:
@@ -191,10 +188,7 @@ class Writer:
         )
 
     async def summarize_message(self, one: MessageToSummarize, template: Template, task: str) -> str:
-        """
-        Raises:
-            NoSummaryError: no call succeeded, or every answer was rejected.
-        """
+        """Raises NoSummaryError if no call succeeded, or every answer was rejected."""
         system = self.context.prompts.system.render()
         max_tokens = min(self._window // 4, max(200, one.length))
         values: dict[str, Any] = {

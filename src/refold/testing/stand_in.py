@@ -83,10 +83,7 @@ class StandIn:
         return answer
 
     def _checked(self, request: dict[str, Any]) -> int:
-        """
-        Raises:
-            InvalidRequestError: says which rules it breaks.
-        """
+        """Raises InvalidRequestError, which says which rules the request breaks."""
         meter = self._meter
         limits = meter.limits
         try:
@@ -103,10 +100,7 @@ class StandIn:
 
 
 def _shared(like: str) -> dict[str, Any]:
-    """
-    Raises:
-        SettingError: it is not known.
-    """
+    """Raises SettingError if it is not known."""
     found = find(like, {})
     if found.id is None:
         raise SettingError("like", f"{like!r} is no model that the table has")

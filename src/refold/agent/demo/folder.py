@@ -13,13 +13,10 @@ from refold.core.errors import NotFoundError
 
 MAX_FILES = 2_000
 MAX_FOLDERS = 2_000
-MAX_BYTES = 1_000_000
-"""Of one file."""
+MAX_FILE_BYTES = 1_000_000
 MAX_SEARCHED_BYTES = 4_000_000
-"""By one search."""
 MAX_HITS = 30
 MAX_LINE_CHARS = 400
-"""The rest of a line is cut off."""
 SKIPPED = frozenset(
     {"__pycache__", "bower_components", "build", "dist", "env", "node_modules", "site-packages"}
     | {"target", "vendor", "venv"}
@@ -33,10 +30,7 @@ class Folder:
     """The text files of a folder, listed once."""
 
     def __init__(self, root: Path) -> None:
-        """
-        Raises:
-            NotFoundError: there is no such folder.
-        """
+        """Raises NotFoundError if there is no such folder."""
         if not root.is_dir():
             raise NotFoundError(f"{root} is not a folder; name one that exists, or none for this one")
         self.root = root
@@ -46,7 +40,7 @@ class Folder:
     @property
     def text_bytes(self) -> int:
         """Bytes of text that can be read."""
-        return sum(min(size, MAX_BYTES) for size in self.sizes.values())
+        return sum(min(size, MAX_FILE_BYTES) for size in self.sizes.values())
 
     def read_file(self, path: str, first: int = 1, lines: int = 100) -> str:
         """Read some lines of a file.
@@ -84,7 +78,7 @@ class Folder:
         if path not in self.sizes:
             raise NotFoundError(f"There is no file {path!r} in this folder")
         with (self.root / path).open("rb") as opened:
-            return opened.read(MAX_BYTES).decode("utf-8-sig", "replace").splitlines()
+            return opened.read(MAX_FILE_BYTES).decode("utf-8-sig", "replace").splitlines()
 
 
 def _text_files(root: Path) -> Iterator[tuple[str, int]]:

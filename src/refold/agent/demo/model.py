@@ -29,8 +29,7 @@ PAGES = 2
 """Pages that are read of a long file."""
 PAGE = 0.15
 """The share of the window that one page takes."""
-LINE = 12
-"""Tokens of a usual line."""
+LINE_TOKENS = 12
 MIN_LINES = 20
 
 
@@ -95,7 +94,7 @@ class DemoModel(StandIn):
         self.steps = steps
         self.window = window
         self.max_output = window // 8
-        reader = ScriptedReader(folder, steps, max(MIN_LINES, int(PAGE * window / LINE)))
+        reader = ScriptedReader(folder, steps, max(MIN_LINES, int(PAGE * window / LINE_TOKENS)))
         super().__init__(reader, window=window, max_output=self.max_output, name="demo", like=LIKE)
         self.keep = 1
         prune = {"protect": window // 8, "minimum": window // 16, "keep_steps": 2}

@@ -20,8 +20,7 @@ from refold.session.session import Session
 from refold.stores.store import Store
 
 TASK = "Work through this folder: read what is worth reading, and look for who uses what you find."
-ANSWER_STEPS = 20
-"""Steps that the answer may take."""
+MAX_ANSWER_STEPS = 20
 MIN_WINDOWS = 2
 """A folder with less text than this many windows is too small to show anything."""
 EARLY = 0.5
@@ -95,7 +94,7 @@ def run_demo(
     folder: Folder, model: DemoModel, store: Store, conversation: str, on_step: Callable[[DemoStep], None]
 ) -> DemoResult:
     """Lets the model read, then asks it a question. Calls `on_step` after each step."""
-    most_steps = model.steps + ANSWER_STEPS
+    most_steps = model.steps + MAX_ANSWER_STEPS
     with refold.open(conversation, store=store, config=model.config) as session:
         recorder = StepRecorder(session, on_step)
         agent = Agent(

@@ -58,10 +58,7 @@ def arms_of(
 
 
 def require_agent(file: str, agent: str | None) -> None:
-    """
-    Raises:
-        SettingError: the configuration has agents, but no default one, and none is named.
-    """
+    """Raises SettingError if the configuration has agents, but no default one, and none is named."""
     agents = load_config(file).agents
     if agent is None and agents and DEFAULT not in agents:
         known = ", ".join(sorted(agents))

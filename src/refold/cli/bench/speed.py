@@ -24,8 +24,7 @@ from refold.cli.bench.trace import Json
 from refold.cli.terminal import progress
 
 SIZES = (100, 1_000, 10_000, 100_000)
-STEPS = 200
-"""Steps that are measured at each size."""
+STEPS_PER_SIZE = 200
 BATCH = 500
 OPENINGS = 15
 TITLES = ("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
@@ -88,7 +87,7 @@ def measure(size: int, folder: Path, advance: Callable[[int], None]) -> SpeedRow
     """Appends and fits step by step, after so many messages."""
     url = f"sqlite:///{folder}/refold-{size}.db"
     raw = RawLog(folder / f"raw-{size}.db")
-    source = conversation(size + 2 * STEPS, seed=size)
+    source = conversation(size + 2 * STEPS_PER_SIZE, seed=size)
     appends: list[float] = []
     raw_appends: list[float] = []
     fits: list[float] = []
@@ -103,7 +102,7 @@ def measure(size: int, folder: Path, advance: Callable[[int], None]) -> SpeedRow
         raw_mb = _megabytes(folder, f"raw-{size}")
         gc.collect()
         gc.disable()
-        for step in batches(source, 2 * STEPS, 2):
+        for step in batches(source, 2 * STEPS_PER_SIZE, 2):
             for message in step:
                 appends.append(seconds(partial(chat.append, message)))
                 raw_appends.append(seconds(partial(raw.append, [message])))

@@ -100,10 +100,7 @@ def fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def parse(name: str, text: str, origin: str, known: Sequence[str]) -> Template:
-    """
-    Raises:
-        SettingError: a variable is not `known`, or the front matter is not valid.
-    """
+    """Raises SettingError if a variable is not `known`, or the front matter is not valid."""
     front = _FRONT.match(text)
     if front is None and _OPENED.match(text):
         raise SettingError(f"{origin}:1", "the front matter has no end: close it with a line of ---")
