@@ -578,7 +578,7 @@ def test_a_conversation_with_much_to_tell_lets_others_have_their_turn(notebook):
     short.append(user("hello"))
     notebook.gate.set()
     assert notebook.until(lambda: len(notebook.calls) == 51)
-    assert notebook.calls.index((short.key, 1)) <= hybrid_sync.BATCHES + 1
+    assert notebook.calls.index((short.key, 1)) <= hybrid_sync.BATCHES_PER_TURN + 1
     assert notebook.texts(long.key) == [f"message {n}" for n in range(50)]
     store.close()
 

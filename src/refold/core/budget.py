@@ -17,7 +17,6 @@ STEP = 0.05
 MIN_SAVED_SHARE = 0.05
 """Share of the scale that a batch of edits must save."""
 MIN_SAVED_TOKENS = 48
-"""Tokens that a batch of edits must save."""
 WINDOW = "threshold"
 """The trigger that the window itself sets; the user sets the others."""
 

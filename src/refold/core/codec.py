@@ -40,8 +40,7 @@ GENESIS = bytes(16)
 Parse: TypeAlias = Callable[[str, Any], Message]
 """From a dialect's name and its decoded JSON to a message."""
 
-MAX_DEPTH = 200
-"""How deep the JSON of a message may nest."""
+MAX_JSON_DEPTH = 200
 _MESSAGE_DEPTH = 5  # levels of a message around the input of a tool call
 
 T = TypeVar("T")
@@ -124,8 +123,8 @@ def json_problem(value: Any, depth: int = 0) -> str | None:
         return None if isfinite(value) else "a number that is not finite"
     if not isinstance(value, dict | list):
         return f"a {type(value).__name__}, no JSON value,"
-    if depth > MAX_DEPTH:
-        return f"values nested deeper than {MAX_DEPTH} levels"
+    if depth > MAX_JSON_DEPTH:
+        return f"values nested deeper than {MAX_JSON_DEPTH} levels"
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):

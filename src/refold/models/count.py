@@ -28,8 +28,7 @@ from refold.models.schemas import Declared, typed
 
 SEALED = 6
 """Characters of encrypted text for one token."""
-FILE = 40
-"""Tokens around a text file."""
+FILE_TOKENS = 40
 FLAT = 4
 """Tokens around tools in OpenAI's Responses, which are declared without `function`."""
 
@@ -136,13 +135,13 @@ class Counter(msgspec.Struct, frozen=True):
 
     def _media(self, media: Media) -> int:
         text = words(media)
-        return self.framing.media.tokens(media) if text is None else self.text(text) + FILE
+        return self.framing.media.tokens(media) if text is None else self.text(text) + FILE_TOKENS
 
     def _opaque(self, value: Any) -> int:
         kind = str(value.get("type", "")) if isinstance(value, Mapping) else ""
         match value:
             case {"type": "document", "source": {"type": "text", "data": str(text)}}:
-                return self.text(text) + FILE
+                return self.text(text) + FILE_TOKENS
             case {"type": "tool_reference" | "tool_addition"}:
                 return REFERENCE
         if kind in _MEDIA:

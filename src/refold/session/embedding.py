@@ -12,8 +12,7 @@ from refold.stores.nearest import nearest
 
 PIECE_CHARS = 1_500
 """Of the text behind one vector."""
-MAX_PIECES = 8
-"""Of a message; the rest of a longer one is left out."""
+MAX_PIECES_PER_MESSAGE = 8
 MAX_CACHED_VECTORS = 2_000
 Embedder: TypeAlias = Callable[[Sequence[str]], Iterable[Iterable[float]]]
 """From texts to vectors, one for each. If it has a `name`, vectors are stored under it."""
@@ -58,7 +57,7 @@ def embedder_of(given: Any) -> Embedder | None:
 
 def pieces_of(text: str) -> list[str]:
     """A text in pieces, each for one vector."""
-    starts = range(0, min(len(text), PIECE_CHARS * MAX_PIECES), PIECE_CHARS)
+    starts = range(0, min(len(text), PIECE_CHARS * MAX_PIECES_PER_MESSAGE), PIECE_CHARS)
     pieces = [text[start : start + PIECE_CHARS] for start in starts]
     return [piece for piece in pieces if piece.strip()]
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from refold.core.codec import MAX_DEPTH, dumps
+from refold.core.codec import MAX_JSON_DEPTH, dumps
 from refold.core.errors import MessageError
 from refold.core.message import Message
 
@@ -76,8 +76,8 @@ def to_json(value: Any, where: str, depth: int = 0) -> Any:
         MessageError: JSON has no value for a part of it, such as NaN or infinity, which some encoders would
             silently write as null.
     """
-    if depth > MAX_DEPTH:
-        raise MessageError(where[:LONG_PLACE] + "…", f"is nested deeper than {MAX_DEPTH} levels")
+    if depth > MAX_JSON_DEPTH:
+        raise MessageError(where[:LONG_PLACE] + "…", f"is nested deeper than {MAX_JSON_DEPTH} levels")
     match value:
         case None | bool():
             return value

@@ -27,10 +27,8 @@ LONGEST_WAIT_S = 60.0
 LEASE_S = 30.0
 POLL_S = 0.05
 ENTRIES_PER_READ = 128
-BATCHES = 10
-"""Delivered of one conversation before others get their turn."""
-IN_A_ROW = 20
-"""Delivery stops after so many consecutive refusals."""
+BATCHES_PER_TURN = 10
+MAX_REFUSALS_IN_A_ROW = 20
 MAX_KNOWN = 10_000
 """Conversations that this process remembers; for others it asks the record."""
 
@@ -234,7 +232,7 @@ class MemorySync:
         with self.exclusive(key) as lease:
             if lease is None:
                 return WAIT_S
-            is_done = self.deliver(key, lease, batches=BATCHES)
+            is_done = self.deliver(key, lease, batches=BATCHES_PER_TURN)
         self._failures = 0
         self.problem = None
         return None if is_done else 0.0
@@ -272,7 +270,7 @@ class MemorySync:
             if not refused or self._accepted > self._stuck.get(key, self._accepted):
                 self._advance(key, lease, last, refused)
                 refused = []
-            elif len(refused) >= IN_A_ROW:
+            elif len(refused) >= MAX_REFUSALS_IN_A_ROW:
                 break
         if refused:
             _, at, why = refused[0]

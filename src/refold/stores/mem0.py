@@ -30,8 +30,7 @@ ENTITY = {"user": "user_id", "session": "run_id", "agent": "agent_id", "org": "a
 RECORD = "sqlite:///refold.db"
 ROLES = ("user", "assistant")
 """Not tools: strangers may have written their results."""
-MAX_CHARS = 20_000
-"""Of one message; the rest of a longer one is left out."""
+MAX_MESSAGE_CHARS = 20_000
 TIMEOUT_S = 20.0
 """For a request that nobody waits for."""
 CONNECT_S = 5.0
@@ -125,7 +124,9 @@ class Mem0Memorizer:
         with self._explained_errors(refusals=True):
             self._sure.pop(key, None)
             if said:
-                messages = [{"role": one.role, "content": _clean(one.text[:MAX_CHARS])} for one in said]
+                messages = [
+                    {"role": one.role, "content": _clean(one.text[:MAX_MESSAGE_CHARS])} for one in said
+                ]
                 about: dict[str, Any] = {"refold": key_digest(key), "owner": _clean(key.owner)}
                 about |= {"conversation": _clean(key.conversation)}
                 about |= {"first": said[0].at, "last": said[-1].at}

@@ -26,8 +26,7 @@ try:
 except ModuleNotFoundError as error:
     raise SettingError("redis://", 'needs redis-py: pip install "refold[redis]"') from error
 
-PAUSES = ExponentialBackoff(cap=0.5, base=0.005)
-"""Between retries, in seconds."""
+RETRY_BACKOFF = ExponentialBackoff(cap=0.5, base=0.005)
 DOUBT = "; the last write may or may not be stored"
 READS = {
     *("tip", "read", "resume", "fetch", "find", "row", "use", "fields", "examine", "page"),
@@ -140,7 +139,7 @@ class RedisConnection:
                     elif client is not None and isinstance(problem, exceptions.ReadOnlyError):
                         client.connection_pool.disconnect(inuse_connections=False)
             is_retry = True
-            time.sleep(PAUSES.compute(attempt))
+            time.sleep(RETRY_BACKOFF.compute(attempt))
         raise AssertionError
 
     def _exchange(

@@ -18,8 +18,7 @@ PLACE_BITS = 32
 """The lower bits of an entry's row id are its place; the upper ones are the conversation's row id."""
 BATCH, BATCH_BYTES = 100, 1 << 20
 """Entries and stored bytes indexed in one transaction: small, so that writers do not wait long."""
-RANKED = 1_000
-"""Only the newest matches are ranked."""
+MAX_RANKED = 1_000
 MERGED_PAGES = 200
 MAX_MERGES = 10_000
 
@@ -143,10 +142,10 @@ class SQLiteIndex:
         best = list[FoundPlace]()
         with self._file.read() as run:
             if has_names:
-                best = self._best(run, scope, _match(query, by_name=True), limit, RANKED)
+                best = self._best(run, scope, _match(query, by_name=True), limit, MAX_RANKED)
             if len(best) < limit:
                 score = float(not has_names) if query.is_phrase else None
-                best = _merge(best, self._best(run, scope, _match(query), limit, RANKED, score))
+                best = _merge(best, self._best(run, scope, _match(query), limit, MAX_RANKED, score))
             if len(best) < min(limit, FEW_RESULTS) and query.can_relax:
                 best = _merge(best, self._any_word(run, scope, query))
         return best[:limit]
@@ -156,7 +155,9 @@ class SQLiteIndex:
         words = [one for one in query.wanted if not one.must]
         scores = dict[tuple[Key, int], float]()
         for word in words:
-            for key, at, score in self._best(run, scope, _match(query, word), RANKED, RANKED // len(words)):
+            for key, at, score in self._best(
+                run, scope, _match(query, word), MAX_RANKED, MAX_RANKED // len(words)
+            ):
                 scores[key, at] = scores.get((key, at), 0.0) + score
         best = sorted(scores.items(), key=lambda one: one[1], reverse=True)
         return [FoundPlace(*place, score) for place, score in best]

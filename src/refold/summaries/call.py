@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from threading import Event, Lock, Thread
@@ -17,6 +16,7 @@ from refold.core.codec import json_problem
 from refold.core.errors import MessageError
 from refold.core.message import Usage
 from refold.stores.daemon_call import DaemonCall
+from refold.stores.forks import keep_for_parent, renew_after_fork
 from refold.summaries.call_errors import describe, is_free
 from refold.summaries.summarizer import Answer, Ask, Summarizer
 
@@ -165,33 +165,40 @@ def _start_task(
 
 
 class _SharedLoop:
-    """An event loop in a thread, for one process."""
+    """An event loop in a thread, which lasts as long as the process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        self._has_started = Event()
-        Thread(target=self._run, name="refold-loop", daemon=True).start()
-        self._has_started.wait()
+        self._lock = Lock()
+        self._loop: Loop | None = None
+        renew_after_fork(self)
 
-    def _run(self) -> None:
-        self.loop.call_soon(self._has_started.set)
-        while not self.loop.is_closed():
-            with suppress(BaseException):  # even SystemExit of one task does not end it for the others
-                self.loop.run_forever()
+    def after_fork(self) -> None:
+        """Threads do not survive a fork, so the child starts its own loop."""
+        keep_for_parent(self._loop)
+        self._lock = Lock()
+        self._loop = None
+
+    def get(self) -> Loop:
+        with self._lock:
+            if self._loop is None:
+                has_started = Event()
+                self._loop = asyncio.new_event_loop()
+                self._loop.call_soon(has_started.set)
+                Thread(target=_run_forever, args=(self._loop,), name="refold-loop", daemon=True).start()
+                has_started.wait()
+            return self._loop
 
 
-_shared: _SharedLoop | None = None
-_shared_lock = Lock()
+def _run_forever(loop: Loop) -> None:
+    while not loop.is_closed():
+        with suppress(BaseException):  # even SystemExit of one task does not end it for the others
+            loop.run_forever()
+
+
+_shared_loop = _SharedLoop()
 
 
 def running_loop(preferred: Loop | None = None) -> Loop:
-    """`preferred` while it runs, otherwise one loop that lasts as long as the process: SDK clients stay on
-    the loop that they were created on."""
-    global _shared
-    if preferred is not None and preferred.is_running():
-        return preferred
-    with _shared_lock:
-        if _shared is None or _shared.pid != os.getpid():  # threads do not survive a fork
-            _shared = _SharedLoop()
-        return _shared.loop
+    """`preferred` while it runs, otherwise one that all share: SDK clients stay on the loop that they were
+    created on."""
+    return preferred if preferred is not None and preferred.is_running() else _shared_loop.get()

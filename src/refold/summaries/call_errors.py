@@ -21,7 +21,10 @@ _UNREACHED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaier
 
 def describe(error: Exception) -> str:
     """Such as `429 Too Many Requests: slow down`, `connection error: …` or `ValueError: …`."""
-    text = _text_of(error)
+    try:
+        text = _text_of(error)
+    except Exception:  # an error's own text may raise
+        text = ""
     status = status_of(error)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, RefoldError):
@@ -76,9 +79,10 @@ def _text_of(error: BaseException) -> str:
     return re.sub(r"^Error code: \d+( - )?", "", str(error))
 
 
-def _sent_keys(error: Exception) -> list[str]:
+def _sent_keys(error: Any) -> list[str]:
     """The API keys of the request, which some servers repeat in their errors."""
-    request: Any = getattr(error, "request", None)
-    headers: Mapping[str, str] = getattr(request, "headers", {})
+    headers: Mapping[str, str] = {}
+    with suppress(Exception):  # httpx's `request` raises if there was none
+        headers = error.request.headers
     values = [headers.get(name, "").rpartition(" ")[2] for name in _KEY_HEADERS]
     return [value for value in values if len(value) >= 6]

@@ -24,8 +24,7 @@ USABLE_WINDOW = 0.92
 """Of the summarizer's window: leaves room for errors in counting."""
 MIN_MESSAGE_TOKENS = 160
 """Tokens of messages that a request must have room for."""
-REQUEST_OVERHEAD = 40
-"""Tokens of a request besides its texts."""
+REQUEST_OVERHEAD_TOKENS = 40
 MESSAGE_CHARS = (6_000, 3_000, 1_500, 800, 400)
 """Characters kept of each message: the most that need at most `FEW_REQUESTS`."""
 WINDOW_PARTS = (4, 10)
@@ -204,7 +203,7 @@ def plan_prompts(
     list_chars = min(LIST_CHARS, window // 8)
     values = _values(summary_input, originals, None, summary_input.round, max_tokens, list_chars)
     frame = template.render(**values, messages="")
-    usable = int(window * USABLE_WINDOW) - REQUEST_OVERHEAD - count(system) - count(frame)
+    usable = int(window * USABLE_WINDOW) - REQUEST_OVERHEAD_TOKENS - count(system) - count(frame)
     previous_size = count(summary_input.previous or "")
     series: PromptSeries | None = None
     for answer in dict.fromkeys(min(max_tokens, window // part) for part in WINDOW_PARTS):

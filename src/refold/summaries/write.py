@@ -23,7 +23,7 @@ from refold.summaries.call import call, running_loop
 from refold.summaries.context import SummaryContext, digest_of, price_of
 from refold.summaries.prompt import (
     MIN_MESSAGE_TOKENS,
-    REQUEST_OVERHEAD,
+    REQUEST_OVERHEAD_TOKENS,
     USABLE_WINDOW,
     PromptContent,
     PromptSeries,
@@ -38,8 +38,7 @@ MODEL_SHARE = 0.35
 """Of a summary: the rest is for exact values that are added by rule. Used where no limit is set."""
 WITH_MODEL = 1.5
 """How much longer a summary may be with a model's text than without. Used where no limit is set."""
-MAX_ANSWER_TOKENS = 2_000
-"""Used where no limit is set."""
+DEFAULT_MAX_ANSWER_TOKENS = 2_000
 MIN_ANSWER_TOKENS = 80
 OVERLONG = 1.5
 """Models count badly: answers up to this multiple of the limit are accepted."""
@@ -129,7 +128,7 @@ class Writer:
             max_tokens = min(settings.max_tokens, most)
             room = most
         else:
-            max_tokens = min(MAX_ANSWER_TOKENS, int(most * MODEL_SHARE))
+            max_tokens = min(DEFAULT_MAX_ANSWER_TOKENS, int(most * MODEL_SHARE))
             room = int(most * WITH_MODEL)
         if max_tokens < (1 if settings.max_tokens else MIN_ANSWER_TOKENS):
             raise NoSummaryError(f"a summary may have only {max_tokens} tokens", is_final=True)
@@ -202,7 +201,7 @@ class Writer:
             "turn_added": one.step,
         }
         frame = self._count(system) + self._count(template.render(**values, content=""))
-        room = int(self._window * USABLE_WINDOW) - max_tokens - frame - REQUEST_OVERHEAD
+        room = int(self._window * USABLE_WINDOW) - max_tokens - frame - REQUEST_OVERHEAD_TOKENS
         if room < MIN_MESSAGE_TOKENS:
             raise self._too_small_a_window()
         chars = 4 * room

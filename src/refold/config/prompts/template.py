@@ -35,7 +35,6 @@ VARIABLES: dict[str, tuple[str, ...]] = {
         "max_tokens",
     ),
 }
-"""The variables of each kind of template."""
 SECTIONS = (
     "Requests of the user",
     "Work done",
