@@ -54,7 +54,7 @@ def copy(
                 entries += count
                 new += count
                 tick(count)
-            _copy_snapshots(source, target, row.key, entries)
+            copy_snapshots(source, row.key, target, row.key, entries)
             complete.add(row.key)
         except RefoldError as error:
             problem = str(error)
@@ -120,13 +120,13 @@ def _stored(target: Store, key: Key, batch: Sequence[Link], after: bytes) -> int
     return len(batch)
 
 
-def _copy_snapshots(source: Store, target: Store, key: Key, entries: int) -> None:
-    """Snapshots are caches that are chained to the entry before them, so they are valid in any store."""
+def copy_snapshots(source: Store, key: Key, target: Store, new: Key, entries: int) -> None:
+    """Copies the snapshots of the first entries: each is chained to them, and so valid wherever they are."""
     if isinstance(source, Shelf) and isinstance(target, Shelf):
-        with suppress(StoreError):
+        with suppress(StoreError):  # they are only caches
             for view, snapshot in source.saved(key).items():
                 if snapshot.at <= entries:
-                    target.save(key, view, snapshot)
+                    target.save(new, view, snapshot)
 
 
 def _digest(store: Store, key: Key, before: int) -> bytes | None:

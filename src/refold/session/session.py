@@ -29,6 +29,7 @@ from refold.models.limits import ModelLimits, find
 from refold.session import compaction, edits, expand, fit, triggers
 from refold.session.ahead import pending_summaries, summary_writer
 from refold.session.conversation import Conversation, FitRequest
+from refold.session.copy import copy_snapshots
 from refold.session.embedding import Similarity, embedder_of
 from refold.session.export import export_lines
 from refold.session.inspect import Inspector, parse
@@ -68,7 +69,6 @@ from refold.session.validate import (
     require_policies,
 )
 from refold.stores.record import Record
-from refold.stores.shelf import Shelf
 from refold.stores.store import (
     Forks,
     Key,
@@ -919,10 +919,6 @@ def forked(session: Session, new_id: str, at: int | None = None) -> Key:
         stop = record.live.state.next if at is None else record.end_of(require_int("at", at))
         new = Key(session.key.owner, require_name("new_id", new_id))
         store.fork(session.key, new, stop)
-        if isinstance(store, Shelf):  # those of the shared log are valid for the fork
-            record.save()
-            with suppress(StoreError):
-                for view, snapshot in store.saved(session.key).items():
-                    if snapshot.at <= stop:
-                        store.save(new, view, snapshot)
+        record.save()
+        copy_snapshots(store, session.key, store, new, stop)
         return new
