@@ -11,6 +11,7 @@ import refold
 from histories import DIALECTS, Call, Step
 from refold import Message
 from refold.agent import Agent
+from refold.core import draft
 from refold.core.event import Said
 from refold.core.message import Text, ToolCall, ToolResult
 from refold.core.pairing import ID_SEPARATOR, NO_RESULT, unique_call_ids
@@ -199,3 +200,19 @@ def test_ids_told_apart_are_unique_and_those_that_were_stay(ids):
     assert len({*own}) == len(own) == len(ids)
     assert [own[ids.index(id)] for id in ids] == ids
     assert unique_call_ids(own) == own
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "claude-sonnet-5"])
+def test_a_log_of_an_earlier_version_whose_calls_share_an_id_is_still_sent(tmp_path, monkeypatch, model):
+    with monkeypatch.context() as earlier:  # which kept ids as they came
+        earlier.setattr(draft, "unique_call_ids", tuple)
+        earlier.setattr(draft, "with_unique_ids", lambda message, line: message)
+        with refold.open("c", store=f"sqlite:///{tmp_path}/c.db", model=model) as session:
+            call = {"id": "a", "type": "function", "function": {"name": "price", "arguments": "{}"}}
+            session.append({"role": "user", "content": "What do they cost?"})
+            session.append({"role": "assistant", "content": None, "tool_calls": [call, call]})
+            session.append([{"role": "tool", "tool_call_id": "a", "content": text} for text in ("1", "2")])
+    with refold.open("c", store=f"sqlite:///{tmp_path}/c.db", model=model) as session:
+        fitted = session.fit()
+    assert refold.check(fitted.messages, dialect=session.dialect) == []
+    assert "What do they cost?" in json.dumps(fitted.messages)

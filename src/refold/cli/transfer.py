@@ -75,13 +75,12 @@ def import_(
     if json:
         emit({"did": "import", "store": access.shown, "conversations": done})
         return
-    for line in at_most(list(map(_imported_text, done)), MAX_PRINTED_CONVERSATIONS):
-        say(line)
+    texts = list[str]()
+    for one in done:
+        texts.append(f"{one_line(one.id)}: {plural(one.messages, 'message')}, {plural(one.tokens, 'token')}")
+    for text in at_most(texts, MAX_PRINTED_CONVERSATIONS):
+        say(text)
     say(f"Show it: refold show {quoted(done[0].id)}" if len(done) == 1 else "List them: refold list")
-
-
-def _imported_text(one: ImportedConversation) -> str:
-    return f"{one_line(one.id)}: {plural(one.messages, 'message')}, {plural(one.tokens, 'token')}"
 
 
 def _drafts(

@@ -101,16 +101,15 @@ class _NewestOutputs:
         if short < long * self.similarity * 0.9:
             return False
         shared = len({*one.sketch} & {*other.sketch}) / max(1, min(len(one.sketch), len(other.sketch)))
-        return shared >= self.similarity * 0.7 and _similarity(one.pairs, other.pairs) >= self.similarity
+        if shared < self.similarity * 0.7:
+            return False
+        similarity = 2 * (one.pairs & other.pairs).total() / max(1, one.pairs.total() + other.pairs.total())
+        return similarity >= self.similarity
 
 
 def _sketch(text: str) -> tuple[int, ...]:
     hashes = {crc32(word.encode("utf-8", "replace")) for word in _WORD.findall(text)}
     return tuple(sorted(hashes)[:SKETCH])
-
-
-def _similarity(one: Counter[tuple[str, str]], other: Counter[tuple[str, str]]) -> float:
-    return 2 * (one & other).total() / max(1, one.total() + other.total())
 
 
 def _pointer(reduction: Reduction, old: _Output, new: _Output) -> Message | None:

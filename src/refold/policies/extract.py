@@ -113,7 +113,10 @@ def extract(
         fresh = n / size  # the newer the better
         later = [*islice(said, n + 1, None), *following]
         if message.summaries:
-            known = [entry for entry in _earlier_entries(message) if not entry.text.endswith(TASK)]
+            earlier = read(message.text)
+            if message.markers:  # a provider's summary has no sections
+                earlier = narrative_entries(message.summaries.split("\n"))
+            known = [entry for entry in earlier if not entry.text.endswith(TASK)]
             entries += _updated_entries(known, later, active, written.states)
             if told:  # a newer narrative takes the place of the older one, but may lack its values
                 narrative = "\n".join(entry.text for entry in known if entry.section == "narrative")
@@ -131,11 +134,6 @@ def extract(
     if told:
         entries = [entry for entry in entries if entry in written.entries or not _is_replaced(entry, told)]
     return tuple(_without_duplicates(entries, elsewhere | told, focus))
-
-
-def _earlier_entries(message: Message) -> Iterator[SummaryEntry]:
-    """The entries of a summary in a message; only refold's own summaries have sections."""
-    return narrative_entries(message.summaries.split("\n")) if message.markers else read(message.text)
 
 
 def _known_state(task: int, said: Sequence[tuple[Line, Message]]) -> str:

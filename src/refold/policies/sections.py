@@ -92,7 +92,8 @@ def listed(entries: Sequence[SummaryEntry]) -> str:
         parts.append(f"{title}:")
         match section:
             case "narrative":
-                parts += map(_untitled, texts)
+                for line in texts:  # which cannot be taken for a title
+                    parts.append(f"> {line}" if line.strip() in _TITLES else line)
             case "values":
                 parts.append(_grouped(texts))
             case "calls":
@@ -206,7 +207,8 @@ def by_section(text: str, *, is_plain: bool = False) -> Iterator[tuple[str, str]
         if n in code:
             continue
         if ours:
-            headings[n] = (_HEADED[_letters(ours[1])], (ours[2] or "").strip())
+            title = " ".join(re.findall(r"\w+", ours[1].casefold()))
+            headings[n] = (_HEADED[title], (ours[2] or "").strip())
         elif _OTHER_HEADING.fullmatch(line.strip()):
             headings[n] = ("narrative", line)
     own = [n for n, (section, _) in headings.items() if section != "narrative"]
@@ -219,21 +221,12 @@ def by_section(text: str, *, is_plain: bool = False) -> Iterator[tuple[str, str]
         yield section, line
 
 
-def _letters(title: str) -> str:
-    return " ".join(re.findall(r"\w+", title.casefold()))
-
-
 def quote_line(text: str) -> str:
     """Quoted text on one line, in which no handle works and no fence ends."""
     text = " ".join(text.splitlines())
     if "[refold " not in text and "record" not in text.casefold():
         return text
     return _FENCE.sub(r"‹\1record", quoted(text))
-
-
-def _untitled(line: str) -> str:
-    """A line of a narrative that cannot be taken for a title."""
-    return f"> {line}" if line.strip() in _TITLES else line
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -47,11 +47,6 @@ def _body(shortened: Message) -> str:
     return shortened.text[header.end() :] if header else shortened.text
 
 
-def _is_model_summary(shortened: Message) -> bool:
-    """True if a model wrote the text after the header."""
-    return shortened.text.partition("\n")[0].endswith(f" {SUMMARIZED}]")
-
-
 class Reduction(msgspec.Struct, frozen=True, dict=True):
     """A message that can be shortened in place."""
 
@@ -80,7 +75,8 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if shown.is_sealed:
             return None
         is_withheld = any(place in span for span in view.withheld)
-        is_original_better = item.is_shortened and not is_withheld and not _is_model_summary(shown)
+        is_by_model = shown.text.partition("\n")[0].endswith(f" {SUMMARIZED}]")
+        is_original_better = item.is_shortened and not is_withheld and not is_by_model
         source = item if is_original_better else None
         return cls(line, shown, place, view.handles and not is_withheld, item.is_shortened, source)
 

@@ -9,7 +9,16 @@ from refold.core import codec
 from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
-from refold.core.pairing import NO_RESULT, MissingResult, OrphanResult, Slot, has_renamed_ids, repair_pairs
+from refold.core.pairing import (
+    NO_RESULT,
+    MissingResult,
+    OrphanResult,
+    Slot,
+    has_renamed_ids,
+    repair_pairs,
+    unique_call_ids,
+    with_unique_ids,
+)
 from refold.dialects.message_list import MessageList
 from refold.dialects.registry import DIALECTS, is_plain
 from refold.dialects.rules.request import Facts, RequestRules, has_cache_mark
@@ -160,6 +169,7 @@ class Renderer:
         return msgspec.structs.replace(facts, marks=facts.marks + marks) if marks else facts
 
     def _render_repaired(self, lines: list[Line], paired: bool) -> Rendered:
+        lines = [self._with_unique_calls(line) for line in lines]
         slots, notices = (list[Slot](lines), list[str]()) if paired else repair_pairs(lines)
         self._record.load(lines)
         message_list = self._empty_list()
@@ -197,6 +207,14 @@ class Renderer:
         added = tokens + REPAIR_TOKENS * len(repairs)
         return _rendered(message_list, messages, all_notices, added)
 
+    def _with_unique_calls(self, line: Line) -> Line:
+        """For logs of earlier versions, in which the calls of one reply may share an id."""
+        calls = unique_call_ids(line.calls)
+        if calls == line.calls:
+            return line
+        self._rendered_lines.pop((line.at, line.n), None)
+        return msgspec.structs.replace(line, calls=calls)
+
     def _check(self, messages: list[dict[str, Any]], facts: Facts) -> RequestRules:
         rules = RULES[self._request.dialect](facts)
         rules.feed(messages)
@@ -230,7 +248,7 @@ class Renderer:
             value = came.value if self._request.sends_own_fields else _for_api(came.value, came.dialect)
             value = self._without_invalid(line, _escape_surrogates(value) if has_surrogate else value, notes)
             return RenderedLine([] if value is None else [value], came.piece, is_own, tuple(notes))
-        message = _with_tool(self._record.message(line), line)
+        message = _with_tool(with_unique_ids(self._record.message(line), line), line)
         if came is None and not message.parts and message.role == "assistant":
             return RenderedLine([])  # the answer never came
         if line.apart and dialect.system_field:
