@@ -122,7 +122,7 @@ def test_odd_names_and_texts_are_safe(stub):
 
 def test_a_long_message_is_handed_over_by_its_beginning(stub, memorizer):
     memorizer.remember(KEY, said("x" * 100_000))
-    assert len(adds(stub)[0]["messages"][0]["content"]) == ours.MAX_CHARS
+    assert len(adds(stub)[0]["messages"][0]["content"]) == ours.MAX_MESSAGE_CHARS
 
 
 # Repeats
