@@ -54,17 +54,15 @@ def read(source: Mapping[str, Any] | str | File) -> SourceValues:
         raise SettingError(name, f"cannot be read: {error}") from error
     kind = "TOML" if file.suffix == ".toml" else "YAML"
     try:
-        return _toml(text, name) if kind == "TOML" else _yaml(text, name)
+        if kind == "YAML":
+            return _yaml(text, name)
+        import tomllib
+
+        return SourceValues(tomllib.loads(text), name)
     except SettingError:
         raise
     except Exception as error:  # the errors of the parsers, which are imported only when needed
         raise SettingError(name, f"is not valid {kind}: {error}") from error
-
-
-def _toml(text: str, name: str) -> SourceValues:
-    import tomllib
-
-    return SourceValues(tomllib.loads(text), name)
 
 
 def _yaml(text: str, name: str) -> SourceValues:

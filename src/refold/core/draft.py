@@ -1,6 +1,6 @@
 """Messages before they are appended: their places, turns and steps depend on those before them."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import zip_longest
 
 import msgspec
@@ -88,7 +88,9 @@ def number(drafts: Iterable[Draft], state: State, request: LastRequest, time: fl
         speaker = message.role
         total += draft.tokens
         line = line_of(message, at, draft.tokens, turn, step)
-        answers = _answered_call(line.answers, open_calls)
+        answers = line.answers
+        if answers is not None and answers not in open_calls:
+            answers = first_open_call(answers, open_calls)
         called = open_calls.pop(answers, "") if answers is not None else ""
         line = msgspec.structs.replace(
             line,
@@ -131,10 +133,3 @@ def number(drafts: Iterable[Draft], state: State, request: LastRequest, time: fl
             request = msgspec.structs.replace(request, prefix=None, counted=0)  # each is measured once
             at += 1
     return events
-
-
-def _answered_call(id: str | None, open_calls: Collection[str]) -> str | None:
-    """The open call that a result with this id answers; the id itself if there is none."""
-    if id is None or id in open_calls:
-        return id
-    return first_open_call(id, open_calls)
