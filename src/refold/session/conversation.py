@@ -124,6 +124,8 @@ class Conversation:
         """The next free place when the newest request was made."""
         self.sent_edition = -1
         """The edition of the view that it showed."""
+        self.repair_tokens = 0
+        """Tokens that repairs added to the newest request."""
         self.last = LastRequest(record.view)
         """The newest request, until a reply has measured it."""
         self.requested: dict[bytes, float] = {}

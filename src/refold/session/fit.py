@@ -80,6 +80,7 @@ def fit(chat: Conversation, request: FitRequest, *, yields: bool = False) -> Fit
         reduced = msgspec.structs.replace(reduced, edits=edits, fired=reduced.fired or (WINDOW,))
         rendered, prefix = _render(chat, extras)
         final = chat.tokens(budget, rendered.repair_tokens)
+    chat.repair_tokens = rendered.repair_tokens
     if final > budget.room:
         if not is_off:
             raise _over_budget_error(chat, final, budget, extras, chat.record.live.freeze().lines)
@@ -142,7 +143,9 @@ def _compact(
     round = chat.record.live.state.round
     chat.begin_compaction(fired, chat.tokens(budget))
     shown = chat.shown
-    request = ReduceRequest(trigger.budget, override, terms=forced_terms(chat, budget), only_after=round)
+    overhead = trigger.budget.overhead + chat.repair_tokens  # what was repaired once is repaired again
+    compacting = msgspec.structs.replace(trigger.budget, overhead=overhead)
+    request = ReduceRequest(compacting, override, terms=forced_terms(chat, budget), only_after=round)
     edits = compact_view(chat, request)
     after = chat.tokens(budget)
     if not edits and chat.record.live.state.round != round:  # another writer compacted the view first
@@ -156,7 +159,7 @@ def _compact(
     if not edits:
         return [], f"{fired} fired, but nothing was compacted: {obstacle}"
     notice = f"Compacted to {after:,} tokens (target {budget.target:,}): {obstacle}."
-    next_at = max(trigger.budget.due, trigger.budget.trigger)
+    next_at = max(compacting.due, compacting.trigger)
     return edits, f"{notice} Next compaction at {next_at:,}." if next_at > after else notice
 
 
