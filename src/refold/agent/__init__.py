@@ -3,6 +3,9 @@
 >>> agent = Agent("poet", lambda request: "Roses are red.", store="memory://")
 >>> agent.run("Write a poem.").text
 'Roses are red.'
+
+`agent.py` has the settings of an agent, and `loop.py` one run of it; `steps.py` says what a reply asks for,
+`tools.py` makes tools from functions, and `models.py` calls the SDKs. `demo/` is the agent of `refold demo`.
 """
 
 from refold.agent.agent import Agent

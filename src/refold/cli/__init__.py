@@ -1,4 +1,8 @@
-"""The command line: `refold` and `python -m refold`."""
+"""The command line: `refold` and `python -m refold`, one module per group of commands, and `bench/`.
+
+Begin with `options.py`: what commands share, and how they open a store or a conversation. `terminal.py`,
+`tables.py` and `format.py` print. This module puts the commands together and turns errors into exit codes.
+"""
 
 import sys
 import warnings

@@ -4,8 +4,9 @@ import os
 import sys
 import webbrowser
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,12 +55,17 @@ def demo(
         if note:
             say(one_line(note))
         say(one_line(f"A scripted model reads {files}, in a window of {window:,} tokens"))
-    # mkdtemp makes a folder that only this user can read: the store has copies of files.
-    url = store or f"sqlite:///{Path(mkdtemp(prefix='refold-demo-')).as_posix()}/demo.db"
     model = DemoModel(reading, steps, window)
-    with closing(open_store(url)) as opened:
-        on_step = _ignore_step if json else _step_printer(window)
-        outcome = run_demo(reading, model, opened, _unused_id(opened), on_step)
+    with ExitStack() as if_it_fails:
+        url = store
+        if url is None:  # a folder that only this user can read: the store has copies of files
+            new_folder = mkdtemp(prefix="refold-demo-")
+            if_it_fails.callback(rmtree, new_folder, ignore_errors=True)
+            url = f"sqlite:///{Path(new_folder).as_posix()}/demo.db"
+        with closing(open_store(url)) as opened:
+            on_step = _ignore_step if json else _step_printer(window)
+            outcome = run_demo(reading, model, opened, _unused_id(opened), on_step)
+        if_it_fails.pop_all()
     if json:
         emit({"store": shown_url(url), "note": note, **msgspec.to_builtins(outcome)})
         return

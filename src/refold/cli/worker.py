@@ -72,7 +72,7 @@ def _summarizer(name: str) -> Any:
 def jobs(
     access: Access,
     action: Annotated[
-        Literal["retry", "drop"] | None, argument("Retry a failed job, or drop it.", "retry|drop")
+        Literal["retry", "drop"] | None, argument("Retry a failed job, or drop it.", "ACTION")
     ] = None,
     id: Annotated[int | None, argument("The job to retry or drop.", "ID")] = None,
     failed: Annotated[bool, flag("Only failed jobs.", "--failed")] = False,

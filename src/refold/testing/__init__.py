@@ -1,5 +1,8 @@
 """Tests for stores of your own, and fakes for your own tests.
 
+`store.py` puts the contract together from `store_log.py`, `store_forks.py`, `store_search.py` and
+`store_values.py`. `stand_in.py` and `model.py` are fake models, `scribe.py` a fake summarizer.
+
 `StoreContract` tests what every store must do. Subclass it, and say how your store is opened:
 
     class TestMyStore(StoreContract):
