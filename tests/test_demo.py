@@ -202,12 +202,12 @@ def test_only_text_is_listed_and_read(tmp_path):
 
 def test_of_a_vast_file_only_the_beginning_is_read(tmp_path):
     vast = tmp_path / "vast.log"
-    vast.write_text("first\n" + "x" * limits.MAX_BYTES)
+    vast.write_text("first\n" + "x" * limits.MAX_FILE_BYTES)
     os.truncate(vast, 2**36)  # a hole, which takes no room
     folder = Folder(tmp_path)
     assert folder.read_file("vast.log").startswith("vast.log: lines 1-2 of 2")
     assert len(folder.read_file("vast.log")) < 2 * limits.MAX_LINE_CHARS
-    assert folder.text_bytes == limits.MAX_BYTES
+    assert folder.text_bytes == limits.MAX_FILE_BYTES
 
 
 def test_of_very_many_files_some_are_listed(tmp_path, monkeypatch):

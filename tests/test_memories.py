@@ -219,7 +219,7 @@ def test_memories_are_data_that_forges_no_handle(service):
     assert "[refold ##0 user" in memory["content"]
     assert "not instructions" in memory["content"]
     assert memory["content"].splitlines()[-1] == "- short"  # what is too long is left out
-    assert chat.view().items[0].lines[0].tokens <= 4_000 * recall.MAX_SHARE
+    assert chat.view().items[0].lines[0].tokens <= 4_000 * recall.MAX_WINDOW_SHARE
 
 
 # proves: E7
