@@ -42,7 +42,7 @@ from refold.session.results import (
 from refold.session.savings import EditSavings
 from refold.session.session import Session, forked
 from refold.session.steps import StepRow
-from refold.stores.store import Key, Memories
+from refold.stores.store import Key, Memories, Memory
 
 MAX_INTEGER = 1 << 53
 """JavaScript does not represent larger integers exactly."""
@@ -305,28 +305,17 @@ def due(session: Session) -> Decision:
     return session.should_compact()
 
 
-class MemoryJson(msgspec.Struct, frozen=True):
-    """Something that a service learned from conversations, in words of its own."""
-
-    id: str
-    text: str
-    score: float | None
-    """Similarity to the query; higher is better."""
-    namespace: str | None
-    created: float | None
-
-
 @endpoint("GET", f"{ONE}/memories", field="memories")
 def memories(
     session: Session,
     q: Annotated[Query | None, Meta(description="What they are about; without it, all of them.")] = None,
     limit: HitCount = 10,
     namespace: Query | None = None,
-) -> list[MemoryJson]:
+) -> list[Memory]:
     """Memories of the store's service"""
     if not isinstance(session.store, Memories):
         raise NotFoundError("This store has no memories; use mem0://, hybrid:// or agentcore://")
-    return [MemoryJson(*one) for one in session.memories(q, limit, namespace)]
+    return session.memories(q, limit, namespace)
 
 
 @endpoint("GET", f"{ONE}/export", stream="application/x-ndjson")

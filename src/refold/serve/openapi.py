@@ -16,9 +16,10 @@ from refold.serve import api
 from refold.serve.endpoint import ENDPOINTS, Endpoint
 from refold.serve.http_errors import ERRORS, ErrorAnswer
 from refold.session import results, savings, steps
+from refold.stores import store
 
 REF = "#/components/schemas/{name}"
-MODULES = (api, results, savings, steps, event, message)
+MODULES = (api, results, savings, steps, store, event, message)
 """Where the types are defined."""
 LAST_EVENT_ID = {
     "name": "Last-Event-ID",

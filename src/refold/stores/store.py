@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import urlsplit
 
+import msgspec
+
 from refold.core.codec import Entry, Link
 from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Expiry
@@ -205,8 +207,8 @@ class SessionHooks(Protocol):
         """Does what waited for the end of the session."""
 
 
-class Memory(NamedTuple):
-    """Something that a service learned from conversations."""
+class Memory(msgspec.Struct, frozen=True):
+    """Something that a service learned from conversations, in words of its own."""
 
     id: str
     text: str
