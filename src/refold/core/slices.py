@@ -68,18 +68,19 @@ def slice_of(given: Mapping[str, Any]) -> Slice:
     return Slice(way, pattern=value)
 
 
-def _range(way: str, value: Any) -> Range:
-    if isinstance(value, str):
-        value = _numbers(value)
+def _range(way: str, given: Any) -> Range:
+    value = _numbers(given) if isinstance(given, str) else given
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
     if type(value) is int:
         value = (value, value + (way == "chars"))
     if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(_is_end, value)):
-        raise CannotExpandError(f"{way}: expected two numbers, such as 40-50 or (40, 50); got {value!r}")
+        raise CannotExpandError(f"{way}: expected two numbers, such as 40-50 or (40, 50); got {given!r}")
     start, end = value
     if start is None:
         start = 0 if way == "chars" else 1
     if way != "chars" and (start < 1 or (end is not None and end < start)):
-        raise CannotExpandError(f"{way} are counted from 1, the first before the last; got {value!r}")
+        raise CannotExpandError(f"{way} are counted from 1, the first before the last; got {given!r}")
     return start, end
 
 
