@@ -396,3 +396,19 @@ def test_the_chain_is_what_the_format_says(file):
         digest = chain(digest, entry)
         assert digest == stored
     store.close()
+
+
+def test_a_fork_whose_parent_is_lost_hides_no_other_conversation(tmp_path):
+    path = tmp_path / "forks.db"
+    with refold.open("parent", store=f"sqlite:///{path}") as parent:
+        parent.append([{"role": "user", "content": text} for text in ("one", "two")])
+        parent.fork("child", at=0).close()
+    database = apsw.Connection(str(path))
+    database.execute("UPDATE refold_conversation SET parent = 99 WHERE parent IS NOT NULL")
+    database.close()
+    store = SQLiteStore(path)
+    assert {row.key.conversation for row in store.conversations()} == {"parent", "child"}
+    found = examine(store)
+    store.close()
+    assert any("child" in finding.problem for finding in found)
+    assert not any(finding.conversation == "parent" for finding in found)

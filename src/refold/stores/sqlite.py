@@ -193,7 +193,10 @@ class SQLiteStore(SQLiteIndex, Shelf):
     def _origin(self, run: SQLiteQueries, parent: int | None, fork_at: int) -> tuple[Key | None, int]:
         """The nearest ancestor that was not erased, and up to where its entries are shared."""
         while parent is not None:
-            _, owner, name, _, above, since, _ = run("row", cid=parent)[0]
+            rows = run("row", cid=parent)
+            if not rows:  # the row was lost
+                break
+            _, owner, name, _, above, since, _ = rows[0]
             if name is not None:
                 return Key(to_text(owner), to_text(name)), fork_at
             parent = above
