@@ -280,6 +280,26 @@ def test_a_refused_message_is_passed_over_alone_and_noted(notebook):
     assert store.refused(KEY) == []
 
 
+def test_what_was_taken_one_by_one_is_not_handed_over_again_when_the_service_fails(notebook, monkeypatch):
+    notebook.refuses = "poison"
+    store = listening(HybridStore(MemoryStore(), notebook, sync="end"))
+    opened(store).append([user("one"), user("two"), user("poison"), user("four"), user("five")])
+    remember = notebook.remember
+
+    def fail_at_five(key, said):
+        notebook.is_down = said[0].text == "five"
+        remember(key, said)
+
+    monkeypatch.setattr(notebook, "remember", fail_at_five)
+    with pytest.raises(StoreError, match="down"):
+        store.drain(KEY)
+    monkeypatch.undo()
+    notebook.is_down = False
+    assert [one.at for one in store.refused(KEY)] == [2]
+    assert store.drain(KEY)
+    assert notebook.texts() == ["one", "two", "four", "five"]
+
+
 def test_the_doctor_is_told_of_what_was_refused(notebook, tmp_path):
     notebook.refuses = "poison"
     store = listening(HybridStore(SQLiteStore(tmp_path / "a.db"), notebook))

@@ -28,6 +28,7 @@ from refold.core.codec import GENESIS, Entry, chain
 from refold.core.errors import CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
 from refold.session.api import open
+from refold.stores import redis_connection
 from refold.stores.redis import from_url
 from refold.stores.redis_index import STALE_US, SWEEP_EVERY, ConversationList, RedisKeys, encode_name, member
 from refold.stores.shelf import SETTING
@@ -357,6 +358,28 @@ def test_a_long_fork_is_whole_and_leaves_no_draft(store, raw):
     assert not [name for name in raw.keys("*") if b"draft" in name]
 
 
+def test_a_client_whose_clock_is_an_hour_late_can_fork(store, monkeypatch):
+    store.append(KEY, entries(0, 3))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    store.fork(KEY, OTHER, 2)
+    assert verified(store, OTHER) == entries(0, 2)
+
+
+def test_a_draft_that_expires_before_it_is_done_is_refused(store, raw, monkeypatch):
+    store.append(KEY, entries(0, 2_500))
+    add = store._locations.add
+
+    def expire(key, ids):
+        raw.delete(*raw.keys("*draft*"), "nothing")
+        add(key, ids)
+
+    monkeypatch.setattr(store._locations, "add", expire)
+    with pytest.raises(StoreError, match="expired before it was done; retry"):
+        store.fork(KEY, OTHER, 2_345)
+    assert verified(store, OTHER) == []
+
+
 def forks_in(raw, key):
     return [name for name in raw.hkeys(NAMES.of(key)[0]) if name.startswith(b"f:")]
 
@@ -479,6 +502,15 @@ def test_a_server_that_lost_the_scripts_is_given_them_again(store, raw):
     raw.script_flush()
     store.append(KEY, entries(1, 2))
     assert verified(store, KEY) == entries(0, 2)
+
+
+def test_a_server_that_never_keeps_the_scripts_is_given_up(store, raw, monkeypatch):
+    loads = list[None]()
+    monkeypatch.setattr(redis_connection, "_load_scripts", lambda client: loads.append(None))
+    raw.script_flush()
+    with pytest.raises(StoreError, match="cannot be used: No matching script"):
+        store.append(KEY, entries(0, 1))
+    assert len(loads) == 2
 
 
 def test_a_user_who_may_not_run_scripts_is_told(server):

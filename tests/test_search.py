@@ -568,10 +568,25 @@ def test_where_there_are_no_vectors_nothing_is_near(store):
         assert refold.open("a", store=store, embedder=WordEmbedder()).search("apple") == []
 
 
+def test_small_conversations_are_embedded_together(tmp_path):
+    store = SQLiteStore(tmp_path / "refold.db")
+    for n in range(250):
+        refold.open(f"chat {n}", store=store).append(user_message(f"apple {n}"))
+    asked = list[int]()
+
+    def vectors(some):
+        asked.append(len(some))
+        return [[bytes(8)] for _ in some]
+
+    assert list(store.embed("default", "e", vectors)) == asked == [100, 100, 50]
+    assert list(store.embed("default", "e", vectors)) == []
+    assert len(store.nearest("default", "e", bytes(8), 1000)) == 250
+
+
 def test_two_who_index_at_the_same_time_index_once(tmp_path):
     stores = [SQLiteStore(tmp_path / "refold.db") for _ in range(2)]
-    session = refold.open("a", store=stores[0])
-    session.append([user_message(f"apple {n}") for n in range(500)])
+    for name in ("a", "b", "c"):
+        refold.open(name, store=stores[0]).append([user_message(f"apple {n}") for n in range(170)])
 
     def take_in(store):
         for _ in store.index("default", lambda entry: SearchText.of("apple", (), "user")):
@@ -582,7 +597,7 @@ def test_two_who_index_at_the_same_time_index_once(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(stores[1].search("default", parse_query("apple"), 1000)) == 500
+    assert len(stores[1].search("default", parse_query("apple"), 1000)) == 510
     assert list(stores[0].examine()) == []
 
 

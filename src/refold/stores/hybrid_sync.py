@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Condition, RLock, Thread
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -34,6 +34,7 @@ MAX_KNOWN = 10_000
 
 K = TypeVar("K")
 V = TypeVar("V")
+Batch: TypeAlias = list[tuple[SpokenMessage, Link]]
 
 
 class BoundedDict(OrderedDict[K, V]):
@@ -252,10 +253,7 @@ class MemorySync:
     # Delivering
 
     def deliver(self, key: Key, lease: RenewedLease, *, batches: float = math.inf) -> bool:
-        """Delivers what is after the cursor, which moves with every batch; False if `batches` were not all.
-
-        A message is skipped and noted if the service accepts others before or after it. If it accepts none,
-        the message is not at fault: the cursor stays, and the message is tried again.
+        """Delivers what is after the cursor; False if `batches` were not all.
 
         Raises:
             StoreError: the service fails, or refuses one message after the other.
@@ -266,11 +264,8 @@ class MemorySync:
             if batches <= 0:
                 return False
             batches -= 1
-            refused += self._send(key, batch)
-            if not refused or self._accepted > self._stuck.get(key, self._accepted):
-                self._advance(key, lease, last, refused)
-                refused = []
-            elif len(refused) >= MAX_REFUSALS_IN_A_ROW:
+            self._send(key, lease, batch, last, refused)
+            if len(refused) >= MAX_REFUSALS_IN_A_ROW:
                 break
         if refused:
             _, at, why = refused[0]
@@ -280,18 +275,17 @@ class MemorySync:
             )
         return True
 
-    def _batches(self, key: Key, next: int) -> Iterator[tuple[list[SpokenMessage], Link]]:
+    def _batches(self, key: Key, next: int) -> Iterator[tuple[Batch, Link]]:
         """The messages of each batch and the last entry that was read; the last batch may be empty."""
-        batch: list[SpokenMessage] = []
+        batch: Batch = []
         chars = 0
         last = None
-        while links := self._read(
-            key, next, ENTRIES_PER_READ
-        ):  # the record is not in use while the service is called
+        # In parts: the record is not in use while the service is called
+        while links := self._read(key, next, ENTRIES_PER_READ):
             for last in links:
                 next = last.entry.at + 1
                 if message := self._message(last.entry):
-                    batch.append(message)
+                    batch.append((message, last))
                     chars += len(message.text)
                 if len(batch) >= self._batch_size or chars >= BATCH_CHARS:
                     yield batch, last
@@ -301,26 +295,30 @@ class MemorySync:
         if last is not None:
             yield batch, last
 
-    def _send(self, key: Key, batch: Sequence[SpokenMessage]) -> list[RefusedMessage]:
-        """Sends a batch, or its messages one by one if the service refuses it; returns those it refused."""
+    def _send(
+        self, key: Key, lease: RenewedLease, batch: Batch, last: Link, refused: list[RefusedMessage]
+    ) -> None:
+        """Sends a batch, or its messages one by one if the service refuses it; moves the cursor.
+
+        A message is skipped and noted if the service accepts others before or after it. If it accepts none,
+        the message is not at fault: it is added to `refused`, the cursor stays, and it is tried again.
+        """
         if self._is_closed:
             raise StoreError("The store was closed; what is left is delivered later")
+        before = self._accepted
         try:
             if batch:
-                self._memorizer.remember(key, batch)
+                self._memorizer.remember(key, [message for message, _ in batch])
                 self._accepted += 1
-            return []
         except MessageError as error:
-            self._stuck.setdefault(key, self._accepted)
+            before = self._stuck.setdefault(key, before)
             if len(batch) == 1:
-                return [RefusedMessage(key, batch[0].at, error.problem)]
-        refused: list[RefusedMessage] = []
-        for message in batch:
-            refused += self._send(key, [message])
-        return refused
-
-    def _advance(self, key: Key, lease: RenewedLease, last: Link, refused: Sequence[RefusedMessage]) -> None:
-        """Moves the cursor after an entry, and notes what was refused up to there."""
+                refused.append(RefusedMessage(key, batch[0][0].at, error.problem))
+            else:
+                for one in batch:
+                    self._send(key, lease, [one], one[1], refused)
+        if refused and self._accepted == before:
+            return
         self._require_present(key, last)
         with self._open_record() as record:
             lease.acquire()
@@ -331,6 +329,7 @@ class MemorySync:
                 with suppress(CorruptError):  # an unreadable note is replaced
                     known = self.refused(key)
                 self._set_refused(key, [*known, *refused])
+                refused.clear()
             record.set_cursor(key, self._name, last.entry.at + 1)
         self._stuck.pop(key, None)
 

@@ -210,9 +210,12 @@ class RedisStore(Shelf):
         if parent is None or not 0 <= at <= parent.next:
             raise NotFoundError(f"{key.conversation!r} has no place {at}")
         draft = self._keys.of(new, f"draft-{uuid4().hex}-")
+        order = self._list.enroll(new)
+        if int(order) % SWEEP_EVERY == 0:
+            self._forks(parent, int(order))
         try:
-            digest = self._draft(key, new, draft, at)
-            is_forked = bool(digest) and self._publish(new, draft, parent, at, digest)
+            digest = self._draft(key, new, draft, at, order)
+            is_forked = bool(digest) and self._publish(new, draft, order, parent, at, digest)
         finally:
             self._connection.send(draft[0], ("UNLINK", *draft))
         now = self._list.row(key)
@@ -220,9 +223,11 @@ class RedisStore(Shelf):
             return
         if is_forked:
             self.erase(new)
+        else:
+            self._list.settle(member(new), order, b"")
         raise NotFoundError(f"{key.conversation!r} was erased while it was copied")
 
-    def _draft(self, key: Key, new: Key, draft: Sequence[str], at: int) -> bytes:
+    def _draft(self, key: Key, new: Key, draft: Sequence[str], at: int, order: bytes) -> bytes:
         """Copies the entries before a place to other keys; returns the last digest, empty if erased."""
         start = 0
         digest = GENESIS
@@ -231,25 +236,22 @@ class RedisStore(Shelf):
             if not rows:
                 return b""
             last = rows[-1][-len(GENESIS) :]
-            order = int(time.time() * 1_000_000)
             stored = [_stored(row) for row in rows]
             marked = [part for one, row in zip(stored, rows, strict=True) for part in (_mark(one), row)]
             self._locations.add(new, [to_text(one.id) for one in stored if one.id is not None])
             names = (order, *[b""] * 5)
-            self._connection.call("append", draft, DRAFT_MS, start, digest, last, *names, *marked)
+            args = (DRAFT_MS, start, digest, last, *names, *marked)
+            if self._connection.call("append", draft, *args)[0] != b"stored":
+                break  # it expired: `publish` refuses it
             start = start + len(rows)
             digest = last
         return digest
 
     def _publish(
-        self, new: Key, draft: Sequence[str], parent: ConversationHead, at: int, digest: bytes
+        self, new: Key, draft: Sequence[str], order: bytes, parent: ConversationHead, at: int, digest: bytes
     ) -> bool:
         """False if the parent is gone."""
-        order = self._list.enroll(new)
-        if int(order) % SWEEP_EVERY == 0:
-            self._forks(parent, int(order))
         if not self._adopt(parent.key, parent.order, encode_name(new, order)):
-            self._list.settle(member(new), order, b"")
             return False
         keys = [*self._keys.of(new), *draft]
         names = (to_bytes(new.owner), to_bytes(new.conversation))

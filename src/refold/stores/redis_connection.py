@@ -111,6 +111,7 @@ class RedisConnection:
         """Sends commands for the slot of `key` in one round trip, and retries; returns the replies."""
         until = time.monotonic() + self.timeout_s
         is_retry = False
+        script_loads_left = 2  # a proxy may load the scripts into a server that does not run them
         for attempt in count(1):
             client = None
             try:
@@ -120,7 +121,8 @@ class RedisConnection:
                 return answers
             except ERRORS as error:
                 problem = error
-                if isinstance(error, exceptions.NoScriptError):  # nothing was done
+                if isinstance(error, exceptions.NoScriptError) and script_loads_left:  # nothing was done
+                    script_loads_left -= 1
                     try:
                         _load_scripts(client)
                         continue

@@ -95,36 +95,44 @@ class SQLiteIndex:
                 rows = run("behind", owner=to_bytes(scope), what=what)
                 rows += run("inherited", owner=to_bytes(scope))
                 cids = list(dict.fromkeys(row[0] for row in rows))
-        for cid in cids:
-            while unread := self._unread(cid, what):
-                start = unread[0][0]
-                next = start
-                size = 0
-                readable: list[tuple[int, Entry]] = []
-                for row in unread:
-                    next = row[0] + 1
-                    with suppress(CorruptError, TypeError, ValueError):  # `refold doctor` reports it
-                        readable.append((row[0], to_entry(row)))
-                        size += len(readable[-1][1].body)
-                    if size >= BATCH_BYTES:
-                        break
-                converted = convert([entry for _, entry in readable])
-                with self._file.write(durable=False, wait=True) as run:
-                    followed = run("followed", cid=cid, what=what)
-                    is_ours = bool(followed) and followed[0][0] <= start  # no other process was faster
-                    if is_ours:
-                        run("follow", cid=cid, what=what, next=next)
-                        for (place, _), one in zip(readable, converted, strict=True):
-                            put(run, place, followed[0][1], one)
-                if is_ours:
-                    yield next - start
+        while unread := self._unread(cids, what):
+            starts = dict[int, int]()
+            ends = dict[int, int]()
+            size = 0
+            readable: list[tuple[int, Entry]] = []
+            for row in unread:
+                cid = row[0] >> PLACE_BITS
+                starts.setdefault(cid, row[0])
+                ends[cid] = row[0] + 1
+                with suppress(CorruptError, TypeError, ValueError):  # `refold doctor` reports it
+                    readable.append((row[0], to_entry(row)))
+                    size += len(readable[-1][1].body)
+                if size >= BATCH_BYTES:
+                    break
+            cids = cids[cids.index(cid) :]  # the last one may be read in part
+            converted = convert([entry for _, entry in readable])
+            owners = dict[int, bytes]()
+            with self._file.write(durable=False, wait=True) as run:
+                for cid, start in starts.items():
+                    for followed, owner in run("followed", cid=cid, what=what):
+                        if followed <= start:  # no other process was faster
+                            run("follow", cid=cid, what=what, next=ends[cid])
+                            owners[cid] = owner
+                for (place, _), one in zip(readable, converted, strict=True):
+                    if place >> PLACE_BITS in owners:
+                        put(run, place, owners[place >> PLACE_BITS], one)
+            yield sum(ends[cid] - starts[cid] for cid in owners)
 
-    def _unread(self, cid: int, what: bytes) -> list[Any]:
-        """The next entries to index; none if the conversation was erased."""
+    def _unread(self, cids: Sequence[int], what: bytes) -> list[Any]:
+        """The next entries to index, of as many conversations as fill a batch."""
+        rows = list[Any]()
         with self._file.read() as run:
-            for start, _ in run("followed", cid=cid, what=what):
-                return run("read", low=start, high=row_id(cid + 1, 0), but=None, limit=BATCH)
-        return []
+            for cid in cids:
+                for start, _ in run("followed", cid=cid, what=what):  # none if it was erased
+                    rows += run("read", low=start, high=row_id(cid + 1, 0), but=None, limit=BATCH - len(rows))
+                if len(rows) == BATCH:
+                    break
+        return rows
 
     def _purge_index(self) -> None:
         """Rewrites the index in small steps, so that erased words leave the file."""
