@@ -362,9 +362,9 @@ def test_a_session_holds_the_words_of_what_is_shown_and_no_others():
     for n in range(150):
         chat.append(step(f"a{n}", output(200, f"w{n}")))
         chat.fit()
-        held.append(len(chat.record._entries.at_hand))
+        held.append(len(chat.record.entries.at_hand))
     shown = {line.at for item in chat.view().items for line in item.lines}
-    assert {*chat.record._entries.at_hand} <= shown | {one.at for one in chat.get_recent(2)}
+    assert {*chat.record.entries.at_hand} <= shown | {one.at for one in chat.get_recent(2)}
     assert max(held[75:]) <= max(held[:75])
     assert chat.get_count() == 301
 

@@ -202,6 +202,19 @@ def test_a_snapshot_that_is_sealed_and_wrong_is_found(file):
     assert "not what the events add up to" in found["problem"]
 
 
+def test_damage_after_a_snapshot_leaves_the_snapshot_intact(file):
+    store = SQLiteStore(file)
+    (snapshot,) = store.saved(KEY).values()
+    store.close()
+    with refold.open("task-42", store=f"sqlite:///{file}") as chat:
+        chat.append({"role": "user", "content": "And now?"})
+    store = SQLiteStore(file)
+    store.save(KEY, "main", snapshot)  # closing has written a newer one
+    store.close()
+    change(file, f"UPDATE refold_entry SET head = x'7bff' WHERE place = {(2 << 32) + snapshot.at}")
+    assert [one["at"] for one in find(file)] == [snapshot.at]
+
+
 def test_a_snapshot_of_another_version_is_no_flaw(file):
     store = SQLiteStore(file)
     (snapshot,) = store.saved(KEY).values()
@@ -359,10 +372,10 @@ def test_what_a_store_cannot_do_and_does_without_is_shown(file, monkeypatch):
     monkeypatch.setattr(SQLiteStore, "cannot", {"order": "it has none"}, raising=False)
     report = json.loads(CliRunner().invoke(app, [*args, "--json"]).stdout)
     assert report["cannot"] == {"order": "it has none"}
-    assert list(report["without"]) == ["change notifications", "memories"]
+    assert list(report["without"]) == ["waiting for new entries", "memories"]
     shown = CliRunner().invoke(app, args).stdout.splitlines()
     assert "without order: it has none" in shown
-    assert "without change notifications: followers of events poll ten times a second" in shown
+    assert "without waiting for new entries: followers of events poll ten times a second" in shown
 
 
 def test_the_doctor_knows_what_it_means_to_be_without_any_protocol():

@@ -1333,7 +1333,7 @@ def test_the_newest_results_are_whole_unless_they_are_capped_or_cannot_fit(run, 
     for fitted in played(chat, run):
         view, budget = chat.view(), chat.budget
         kept = {*view.kept, view.latest}
-        lines = [line for line in chat.record.lines(Span(0, view.next)) if line.answers]
+        lines = [line for line in chat.record.entries.lines(Span(0, view.next)) if line.answers]
         new = [line for line in lines if line.step == view.step - 1]
         must = sum(line.tokens for line in view.lines if line.at in kept)
         if must + sum(line.tokens for line in new) + budget.trigger // 10 + 200 <= budget.threshold * 0.9:

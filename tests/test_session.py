@@ -825,10 +825,10 @@ def test_a_view_is_a_value(chat):
 
 
 def test_looking_at_the_past_leaves_nothing_behind(worked):
-    held = len(worked.record._entries.at_hand)
+    held = len(worked.record.entries.at_hand)
     for event in list(worked.events()):
         worked.view(event.at)
-    assert len(worked.record._entries.at_hand) == held
+    assert len(worked.record.entries.at_hand) == held
 
 
 def remove(chat, start: int, end: int) -> int:

@@ -15,12 +15,12 @@ from refold.core import codec
 from refold.core.codec import GENESIS, Entry, Link
 from refold.core.errors import NewerError
 from refold.core.event import Said
-from refold.core.live import State
+from refold.core.live import Live, State
 from refold.core.plan import line_of
 from refold.session.inspect import parse
 from refold.session.results import error_text
 from refold.stores import store as protocols
-from refold.stores.record import Record, seal
+from refold.stores.record import Entries, seal
 from refold.stores.shelf import Shelf
 from refold.stores.store import ConversationInfo, Key, SelfCheck, Snapshot, Store
 
@@ -46,7 +46,7 @@ LACKS: dict[type, tuple[str, str]] = {
         "a search index",
         "a search reads whole conversations, and embeds them again each time if there is an embedder",
     ),
-    protocols.RemoteReads: ("change notifications", "followers of events poll ten times a second"),
+    protocols.RemoteReads: ("waiting for new entries", "followers of events poll ten times a second"),
     protocols.Memories: ("memories", "nothing is learned from conversations"),
     SelfCheck: ("a check of the engine", "only the conversations in it are verified"),
 }
@@ -200,7 +200,7 @@ class _Audit:
             self._check_said(event, link.entry)
 
     def _check_said(self, said: Said, entry: Entry) -> None:
-        """Compares the head of a message with its text and with the messages before it."""
+        """Compares what is stored beside a message with its text and with the messages before it."""
         line = said.line
         fresh = line_of(said.message, line.at, line.tokens, line.turn, line.step)
         facts: dict[str, tuple[Any, Any]] = {
@@ -220,7 +220,7 @@ class _Audit:
             f"{name} {one!r} instead of {other!r}" for name, (one, other) in facts.items() if one != other
         ]
         if wrong:
-            what = "its head contradicts its text or the messages before it"
+            what = "its stored counts contradict its text or the messages before it"
             self._report(said.at, f"{what}: {', '.join(wrong)}")
 
     def _report(self, at: int, problem: str, advice: str = BACKUP) -> None:
@@ -260,9 +260,12 @@ def _check_snapshot(
         return  # of another version: it is not used
     if any(one.at is not None and one.at < snapshot.at for one in audit.findings):
         return
+    entries = Entries(store, key, parse)
+    live = Live(view, entries.message)
     try:
-        folded = Record(store, key, view, parse).as_of(snapshot.at - 1)
-        is_same = state == folded.snapshot()
+        for entry, _ in store.read(key, 0, snapshot.at):
+            live.apply(codec.head(entry), entry.at, entries)
+        is_same = state == live.snapshot()
     except Exception:  # an intact event that makes no sense
         is_same = False
     if not is_same:

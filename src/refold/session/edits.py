@@ -45,7 +45,7 @@ def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
         cover = next((one for one in active.outermost if one.at == at), None)
         if cover is None:
             raise NotFoundError(f"#{at} is not an edit that decides what is shown now")
-        back = list(record.lines(cover.span))
+        back = list(record.entries.lines(cover.span))
     places = {line.at: line for line in back}
     return _edit(record, stamp, cover, display(own, cover.span, places), "restore", why)
 
@@ -126,7 +126,7 @@ def _edit_of(record: Record, active: ActiveEdits, at: int) -> int:
 
 
 def _active_edits(record: Record) -> ActiveEdits:
-    return ActiveEdits(record.view, record.facts(record.live.state.next))
+    return ActiveEdits(record.view, record.entries.facts(record.live.state.next))
 
 
 def group(record: Record, line: Line) -> list[Line]:
@@ -137,7 +137,7 @@ def group(record: Record, line: Line) -> list[Line]:
     open_calls = record.live.state.open
     answered = {id for id in caller.calls if open_calls.get(id, (-1,))[0] != caller.at}
     members = [caller]
-    for other in record.lines(Span(caller.at + 1, record.live.state.next)):
+    for other in record.entries.lines(Span(caller.at + 1, record.live.state.next)):
         if not answered:
             break
         if other.answers in answered:
@@ -152,7 +152,7 @@ def _caller(record: Record, result: Line) -> Line | None:
     while result.answers is not None and start > 0:
         stop = start
         start = max(0, start - REACH)
-        callers = [line for line in record.lines(Span(start, stop)) if result.answers in line.calls]
+        callers = [line for line in record.entries.lines(Span(start, stop)) if result.answers in line.calls]
         if callers:
             return callers[-1]
     return None
@@ -241,7 +241,7 @@ def _still_needed(record: Record, cover: Replaced, back: Sequence[Line]) -> tupl
     ids = {line.answers for line in back} - {None}
     ids.update(*(line.calls for line in back))
     shown = {line.at for line in (*cover.lines, *back)}
-    is_all = all(line.at in shown for line in record.lines(cover.span))
+    is_all = all(line.at in shown for line in record.entries.lines(cover.span))
 
     def stays(line: Line) -> bool:
         return line.at != cover.at or not (is_all or ids & {line.answers, *line.calls})

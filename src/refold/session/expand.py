@@ -1,26 +1,30 @@
 """Expansion: the text of a message as it was recorded, or of all that an edit covers, or a part of it."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
+
+import msgspec
 
 from refold.core.errors import CannotExpandError, NotFoundError
 from refold.core.event import Line, Measured, Pinned, Replaced, Said, Span, Undone
 from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Text, ToolCall, ToolResult
 from refold.core.slices import Cut, Slice, Stretch, around, cut, matches
-from refold.policies.shorten import quoted
 from refold.session.results import shortened
 from refold.session.safe_regex import find
 from refold.stores.record import Record
 
 SHORT_URL_CHARS = 80
+BATCH = 200
+"""Messages that are searched at once."""
 GENERATED_ID = regex(r"m\d{1,15}")
 """The id of a message that came without one: `m` and its place."""
 WITHHELD = "it was reduced with keep_originals: false, so it cannot be expanded; a person can restore it"
 
 
 class Source(NamedTuple):
-    """The messages behind a place: one, or those that an edit covers."""
+    """The messages behind a place: one, or those that an edit covers. They are read as far as needed."""
 
     record: Record
     at: int
@@ -38,14 +42,27 @@ class Source(NamedTuple):
     def is_one(self) -> bool:
         return self.messages == 1 and len(self.span) == 1
 
-    def cut(self, part: Slice) -> Cut:
-        """Raises CannotExpandError if it has no such part."""
+    def cut(self, part: Slice, max_lines: int = 2**53) -> Cut:
+        """The part; of several messages at most so many lines, and only what they need is read.
+
+        Raises:
+            CannotExpandError: it has no such part.
+        """
         try:
             if self.is_one:
                 return cut(written(self.correction or next(self._said()).message), part, find)
             if part.way == "match":
                 return self._matching(part.pattern)
-            return cut("\n".join(self._lines()), part, find)
+            end = None
+            if part.way in ("", "lines"):
+                end = max(1, part.range[0]) + max_lines - 1
+                end = min(end, part.range[1] or end)
+            lines = list(islice(self._lines(), end))
+            found = cut("\n".join(lines), part, find)
+            if len(lines) == end:  # there may be more
+                label = f"lines {found.first}-{end}"
+                found = msgspec.structs.replace(found, label=label, total=None)
+            return found
         except CannotExpandError as error:
             raise CannotExpandError(f"#{self.at}: {error}") from error
 
@@ -55,25 +72,26 @@ class Source(NamedTuple):
 
     def _lines(self) -> Iterator[str]:
         """A list of the messages, each with its place, and then their texts."""
-        texts = [(one.line, self._text(one)) for one in self._said()]
-        for line, text in texts:
-            yield f"#{line.at} {_who(line)}, {line.tokens:,} tokens: {shortened(text)}"
-        for line, text in texts:
-            yield f"\n#{line.at} {_who(line)}:\n{text}"
+        for one in self._said():
+            excerpt = shortened(self._text(one))
+            yield f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {excerpt}"
+        for one in self._said():
+            yield from ("", f"#{one.at} {_who(one.line)}:", *self._text(one).split("\n"))
 
     def _matching(self, pattern: str) -> Cut:
         """Lines that match, under the place of each message."""
-        said = list(self._said())
-        texts = [self._text(one) for one in said]
         found = list[str]()
         units = list[Stretch]()
         start = 0
-        for one, text, hits in zip(said, texts, matches(texts, pattern, find), strict=True):
-            if hits:
-                lines = around(text, hits)
-                found.append(f"#{one.at} {_who(one.line)}, {lines.label}:\n{lines.shown}\n")
-                units.append((start, start + len(found[-1])))
-                start += len(found[-1]) + 1
+        said = self._said()
+        while batch := list(islice(said, BATCH)):
+            texts = [self._text(one) for one in batch]
+            for one, text, hits in zip(batch, texts, matches(texts, pattern, find), strict=True):
+                if hits:
+                    lines = around(text, hits)
+                    found.append(f"#{one.at} {_who(one.line)}, {lines.label}:\n{lines.shown}\n")
+                    units.append((start, start + len(found[-1])))
+                    start += len(found[-1]) + 1
         if not found:
             raise CannotExpandError(f"nothing in its {self.messages:,} messages matches {pattern!r}")
         label = f"{len(found):,} of {self.messages:,} messages match"
@@ -116,7 +134,7 @@ def source(record: Record, at: int | str) -> Source:
             raise CannotExpandError(f"#{place} is not a message: it pins {pinned}; expand one of these")
         case _:
             raise CannotExpandError(f"#{place} is not a message: nothing is hidden there")
-    places = (line.at for line in record.lines(found.span))
+    places = (line.at for line in record.entries.lines(found.span))
     if record.live.state.withheld and all(map(record.live.is_withheld, places)):
         raise CannotExpandError(f"#{place}: {WITHHELD}")
     return found
@@ -138,15 +156,6 @@ def _place(record: Record, at: int | str) -> int:
     if found is None:
         raise CannotExpandError(f"No message of the conversation has the id {at!r}")
     return found
-
-
-def text_of(found: Source, part: Slice) -> str:
-    """The whole text or a part of it; handles that are quoted in it are doubled.
-
-    Raises:
-        CannotExpandError: there is no such part.
-    """
-    return quoted(found.cut(part).shown)
 
 
 def _who(line: Line) -> str:

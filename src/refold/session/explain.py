@@ -72,13 +72,13 @@ def message_state(live: Live, at: int) -> tuple[MessageState, int | None, int]:
 
 def replacements(record: Record) -> list[Replaced]:
     """Every edit of the view, the oldest first, including those that were taken back."""
-    heads = record.facts(record.live.state.next)
+    heads = record.entries.facts(record.live.state.next)
     return [head for head in heads if isinstance(head, Replaced) and head.view == record.view]
 
 
 def edit_rows(record: Record, places: Iterable[int]) -> list[EditRow]:
     """The edits at these places, with what became of them."""
-    active = ActiveEdits(record.view, record.facts(record.live.state.next))
+    active = ActiveEdits(record.view, record.entries.facts(record.live.state.next))
     in_force = {edit.at for edit in active.outermost}
     rows = []
     for at in places:

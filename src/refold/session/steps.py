@@ -62,7 +62,7 @@ class StepHistory:
             head = codec.head(link.entry)
             if isinstance(head, Line) and head.step > live.state.step:
                 self._begin_step(head)
-            live.apply(head, link.entry.at, record)
+            live.apply(head, link.entry.at, record.entries)
             self._digest = link.digest
             if isinstance(head, Replaced) and head.view == live.view:
                 self._edits += 1

@@ -56,6 +56,16 @@ class Entries:
     def message(self, line: Line) -> Message:
         return _message(codec.decode(self.entry(line.at), self._parse), line)
 
+    def facts(self, before: int, /) -> Iterable[Head]:
+        heads = (codec.head(link.entry) for link in self._store.read(self._key, 0, before, but="said"))
+        return (head for head in heads if head is not None)
+
+    def lines(self, span: Span, /) -> Iterable[Line]:
+        for link in self._store.read(self._key, span.start, span.end):
+            head = codec.head(link.entry)
+            if isinstance(head, Line):
+                yield head
+
 
 class Record:
     """Reads what other writers appended, appends new events, and keeps the text of what is shown."""
@@ -73,8 +83,8 @@ class Record:
         self.key = key
         self.view = view
         self.parse = parse
-        self._entries = Entries(store, key, parse)
-        self._live = Live(view, self._entries.message)
+        self.entries = Entries(store, key, parse)
+        self._live = Live(view, self.entries.message)
         self._listener = listener
         self.forget()
         if not isinstance(store, RemoteReads):  # across a network, it is read when it is needed
@@ -109,7 +119,7 @@ class Record:
 
     def forget(self) -> None:
         """Drops all that was read."""
-        self._entries.at_hand = {}
+        self.entries.at_hand = {}
         self._past: dict[int, bytes] = {}
         """Views of the past, by the place that comes next, from which `as_of` starts."""
         self._digest = GENESIS
@@ -120,7 +130,7 @@ class Record:
     def _begin(self, state: State) -> None:
         """Replaces the live view; its edition differs from that of the one before."""
         self._edition = self._live.edition + 1
-        self._live = Live(self.view, self._entries.message, state)
+        self._live = Live(self.view, self.entries.message, state)
         self._live.edition = self._edition
 
     def _start(self) -> Iterator[Link]:
@@ -152,8 +162,8 @@ class Record:
                     raise CorruptError(
                         f"{self.key.conversation!r} has no event {self._live.state.next}: {HELP}"
                     )
-                self._entries.at_hand[entry.at] = entry
-                self._live.apply(codec.head(entry), entry.at, self)
+                self.entries.at_hand[entry.at] = entry
+                self._live.apply(codec.head(entry), entry.at, self.entries)
                 self._digest = digest
         except BaseException:
             self.forget()  # a half-applied view is wrong
@@ -165,8 +175,8 @@ class Record:
         if self._edition != self._live.edition:
             self._edition = self._live.edition
             shown = {line.at for item in self._live.items for line in item.lines}
-            at_hand = self._entries.at_hand
-            self._entries.at_hand = {at: entry for at, entry in at_hand.items() if at in shown}
+            at_hand = self.entries.at_hand
+            self.entries.at_hand = {at: entry for at, entry in at_hand.items() if at in shown}
 
     def save(self) -> None:
         """Stores a snapshot. It is only a cache: if the store cannot take it now, a later one will do."""
@@ -224,7 +234,7 @@ class Record:
             yield None if link is None else codec.decode(link.entry, self.parse)
 
     def entry(self, at: int) -> Entry:
-        return self._entries.entry(at)
+        return self.entries.entry(at)
 
     def stored(self, at: int) -> Event | None:
         """The event at a place, read from the store; safe in any thread."""
@@ -239,7 +249,7 @@ class Record:
 
     def message(self, line: Line) -> Message:
         """The message of a line."""
-        return self._entries.message(line)
+        return self.entries.message(line)
 
     def load(self, lines: Iterable[Line]) -> None:
         """Reads the messages of shown lines into memory."""
@@ -255,13 +265,13 @@ class Record:
         self._load(places)
 
     def _load(self, places: set[int]) -> None:
-        at_hand = self._entries.at_hand
+        at_hand = self.entries.at_hand
         at_hand |= self._fetch(places - at_hand.keys())
 
     def with_words(self, view: View) -> View:
         """The same view with all its messages in memory, independent of this record."""
         places = {line.at for line in view.lines}
-        at_hand = self._entries.at_hand
+        at_hand = self.entries.at_hand
         found = {at: at_hand[at] for at in places & at_hand.keys()}
         found |= self._fetch(places - found.keys())
         known: dict[int, Event] = {}
@@ -338,24 +348,14 @@ class Record:
             yield from (e for e in reversed(list(self.events(start, stop))) if isinstance(e, Said))
             stop = start
 
-    def facts(self, before: int, /) -> Iterable[Head]:
-        heads = (codec.head(link.entry) for link in self.store.read(self.key, 0, before, but="said"))
-        return (head for head in heads if head is not None)
-
-    def lines(self, span: Span, /) -> Iterable[Line]:
-        for link in self.store.read(self.key, span.start, span.end):
-            head = codec.head(link.entry)
-            if isinstance(head, Line):
-                yield head
-
     def as_of(self, at: int) -> Live:
         """The view right after the event at a place, including all pieces of a message."""
         end = self.end_of(at)
         past = self._past
         near = max((next for next in past if next <= end), default=None)
-        live = Live(self.view, self._entries.message, None if near is None else _state(past[near]))
+        live = Live(self.view, self.entries.message, None if near is None else _state(past[near]))
         for link in self.store.read(self.key, live.state.next, end):
-            live.apply(codec.head(link.entry), link.entry.at, self)
+            live.apply(codec.head(link.entry), link.entry.at, self.entries)
             if live.state.next % PAST_EVERY == 0 and len(live.items) <= PAST_EVERY:
                 past[live.state.next] = codec.dumps(live.snapshot())
         return live
