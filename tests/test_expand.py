@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
@@ -18,6 +19,7 @@ import refold
 from histories import DIALECTS
 from refold.cli.bench.recorded import load
 from refold.cli.bench.trace import DIALECT
+from refold.core.codec import Link
 from refold.core.errors import CannotExpandError, OverBudgetError, RefoldError, SettingError
 from refold.core.event import Measured, Replaced
 from refold.core.expiry import EXPAND, SEARCH
@@ -26,6 +28,7 @@ from refold.policies.shorten import quoted
 from refold.session.expand import written
 from refold.session.safe_regex import find
 from refold.session.session import Session
+from refold.stores.memory import MemoryStore
 from slices import is_right, part_of, read, text_of
 from test_ladder import agent, answers, calls, output, step, user
 
@@ -647,3 +650,76 @@ def test_what_was_corrected_says_so_where_it_is_expanded():
         "[refold #2 tool web_search, before it was corrected: lines 1-2 of 60]\nline 1:"
     )
     assert chat.expand(2) == TEXT
+
+
+# Many messages
+
+
+class Counted(MemoryStore):
+    """A store that counts the entries that are read from it."""
+
+    entries = 0
+
+    def read(self, *range: Any, **options: Any) -> Iterator[Link]:
+        for link in super().read(*range, **options):
+            self.entries += 1
+            yield link
+
+
+@pytest.fixture
+def summarized() -> tuple[Session, int]:
+    """A conversation of 1,000 messages, and the place of the summary of nearly all of them."""
+    chat = begin(store=Counted(), tools={})
+    chat.append([user(f"message {n}\n{'ab ' * 20}") for n in range(1_000)])
+    chat.compact(keep_recent=0)
+    (summary,) = [item.edit for item in chat.view().items if item.is_folded]
+    return chat, summary
+
+
+def test_the_first_lines_of_a_summary_are_shown_without_reading_all_that_it_covers(summarized):
+    chat, summary = summarized
+    messages = len(chat.chat.record.event(summary).span)
+    whole = chat.expand(summary)
+    lines = whole.split("\n")
+    chat.store.entries = 0
+    assert chat.expand(summary, lines="3-20") == "\n".join(lines[2:20])
+    answer = chat.call(EXPAND, {"at": summary, "lines": "1-20"})
+    assert answer.startswith(f"[refold #{summary} {messages} messages: lines 1-20]\n")
+    assert "lines 1-2; go on" in chat.inspect.expand_within(summary, slice_of({}), 300)
+    assert chat.store.entries < 400
+    with pytest.raises(CannotExpandError, match=f"it has {len(lines):,} lines, none in lines 9999-"):
+        chat.expand(summary, lines="9999-")
+
+
+def test_all_that_a_summary_covers_can_be_read_answer_by_answer(summarized):
+    chat, summary = summarized
+    whole = chat.expand(summary)
+    for way in ("lines", "chars"):
+        rest, parts = f"{len(whole.split(chr(10))) - 80 if way == 'lines' else len(whole) - 900}-", []
+        while rest:
+            answer = chat.inspect.expand_within(summary, slice_of({way: rest}), 300)
+            parts.append(answer.partition("\n")[2])
+            rest = next(iter(re.findall(rf"go on with {way} (\d+-)\]", answer)), "")
+        text = ("\n" if way == "lines" else "").join(parts)
+        assert len(parts) > 2
+        assert whole.endswith(text)
+
+
+def test_a_line_of_a_summary_that_is_too_long_goes_on_by_characters():
+    chat = begin(tools={})
+    chat.append([user("Go."), user("x" * 9_000), user("more\n" * 400), user("end")])
+    chat.compact(keep_recent=0)
+    (summary,) = [item.edit for item in chat.view().items if item.is_folded]
+    whole = chat.expand(summary)
+    first = whole.split("\n").index("x" * 9_000) + 1
+    answer = chat.inspect.expand_within(summary, slice_of({"lines": f"{first}-"}), 300)
+    (start, end) = re.findall(r"chars (\d+)-(\d+); go on with chars \2-\]", answer)[0]
+    assert whole[int(start) :].startswith("x" * 9_000)
+    assert answer.endswith("\n" + whole[int(start) : int(end)])
+
+
+def test_a_regular_expression_is_searched_for_in_more_text_than_fits_into_one_search(summarized, monkeypatch):
+    chat, summary = summarized
+    monkeypatch.setattr("refold.session.safe_regex.MAX_TEXT_CHARS", 20_000)  # of 70,000
+    found = chat.expand(summary, match="/^message [1-9]50$/")
+    assert re.findall(r"^message (\d)50$", found, re.M) == list("123456789")

@@ -110,8 +110,8 @@ class Cut(msgspec.Struct, frozen=True):
     """The lines or items in it, or the lines around matches."""
     first: int = 1
     """Number of the first unit."""
-    total: int = 1
-    """Units of the whole text."""
+    total: int | None = 1
+    """Units of the whole text; None if only its beginning is in `text`."""
 
     @property
     def shown(self) -> str:
@@ -124,14 +124,14 @@ class Cut(msgspec.Struct, frozen=True):
         if not many:
             start = self.span[0]
             end = start + max(1, int(len(self.shown) * share))
-            return Cut(
-                self.text, "chars", (start, end), f"{_chars(start, end, self.text)}; go on with chars {end}-"
-            )
+            label = _label("chars", start, end, None if self.total is None else len(self.text))
+            return Cut(self.text, "chars", (start, end), f"{label}; go on with chars {end}-")
         last = self.first + many - 1
         if self.way == "match":
             label = f"{self.label}; the first {many} of {len(self.units)} stretches"
         else:
-            label = f"{self.way} {self.first}-{last} of {self.total}; go on with {self.way} {last + 1}-"
+            label = _label(self.way, self.first, last, self.total)
+            label += f"; go on with {self.way} {last + 1}-"
         units = self.units[:many]
         return msgspec.structs.replace(self, span=(self.span[0], units[-1][1]), label=label, units=units)
 
@@ -155,7 +155,7 @@ def cut(text: str, part: Slice, find_pattern: FindPattern | None = None) -> Cut:
             start, end, _ = slice(*part.range).indices(len(text))
             if start >= end:
                 raise CannotExpandError(f"it has {len(text):,} characters, none in {part}")
-            return Cut(text, "chars", (start, end), _chars(start, end, text))
+            return Cut(text, "chars", (start, end), _label("chars", start, end, len(text)))
         case "match":
             (hits,) = matches([text], part.pattern, find_pattern)
             if not hits:
@@ -166,8 +166,8 @@ def cut(text: str, part: Slice, find_pattern: FindPattern | None = None) -> Cut:
     return Cut(text, way, (0, len(text)), f"all {len(text):,} characters", units, total=len(units))
 
 
-def _chars(start: int, end: int, text: str) -> str:
-    return f"chars {start}-{end} of {len(text)}"
+def _label(way: str, first: int, last: int, total: int | None) -> str:
+    return f"{way} {first}-{last}" if total is None else f"{way} {first}-{last} of {total}"
 
 
 def _numbered(text: str, part: Slice, units: Sequence[Stretch]) -> Cut:
@@ -181,7 +181,7 @@ def _numbered(text: str, part: Slice, units: Sequence[Stretch]) -> Cut:
     last = min(last or total, total)
     units = units[first - 1 : last]
     span = (units[0][0], units[-1][1])
-    return Cut(text, part.way, span, f"{part.way} {first}-{last} of {total}", units, first, total)
+    return Cut(text, part.way, span, _label(part.way, first, last, total), units, first, total)
 
 
 def matches(texts: Sequence[str], pattern: str, find_pattern: FindPattern | None) -> list[list[Stretch]]:

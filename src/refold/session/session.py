@@ -26,6 +26,7 @@ from refold.core.view import View
 from refold.dialects.chunks import INTERRUPTED
 from refold.dialects.registry import TARGETS, find_dialect
 from refold.models.limits import ModelLimits, find
+from refold.policies.shorten import quoted
 from refold.session import compaction, edits, expand, fit, triggers
 from refold.session.ahead import pending_summaries, summary_writer
 from refold.session.conversation import Conversation, FitRequest
@@ -641,7 +642,7 @@ class Session:
         with telemetry.work("expand", self.conversation):
             with self.locked():
                 found = expand.source(self.record, at if isinstance(at, str) else require_int("at", at))
-            text = expand.text_of(found, part)  # which may take long; the lock is free
+            text = quoted(found.cut(part).shown)  # which may take long; the lock is free
             self._tell_expanded(found.at, reason or "")
             return text
 

@@ -242,9 +242,10 @@ def _number(name: str, value: Any) -> int:
 
 def within(found: Source, part: Slice, max_tokens: int, count: Callable[[str], int], note: str) -> str:
     """As much of a part as `max_tokens` allows, and how to get the rest."""
-    cut = found.cut(part)
+    cut = found.cut(part, max_tokens + 1)  # a line has at least one token
     shown = cut
-    share = min(1.0, MAX_CHARS_PER_TOKEN * max_tokens / max(1, len(cut.shown)))
+    chars = MAX_CHARS_PER_TOKEN * max_tokens
+    share = min(1.0, chars / max(1, len(cut.shown)), max_tokens / max(1, len(cut.units)))
     name = found.name
     for _ in range(MAX_ATTEMPTS):
         if share < 1:
