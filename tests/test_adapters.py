@@ -25,7 +25,7 @@ from refold.adapters.conversation import (
 from refold.core.errors import OverBudgetError, RefoldError
 from refold.core.message import Message
 from refold.dialects import openai_chat
-from refold.session.history_sync import CONTENT_ID, align, insert_transient, match_request
+from refold.session.history_sync import CONTENT_ID, align, insert_transient, match_request, overlap
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Store
 
@@ -510,6 +510,71 @@ def test_what_stands_only_in_one_request_is_told_from_what_stands_for_something(
     assert match_request("abcd", "aBxd") == {0: 0, 1: 1, 2: 2, 3: 3}
     assert match_request("abcdef", "Sef") == {1: 4, 2: 5}
     assert match_request("", "ab") == {}
+
+
+def test_a_message_that_was_moved_does_not_keep_others_from_being_matched():
+    history = ["a0", "a", "c2", "a3", "b4", "c5", "c"]
+    request = ["a0", "X", "c2", "b4", "a", "c5", "c"]
+    assert match_request(history, request) == {0: 0, 1: 1, 2: 2, 3: 4, 5: 5, 6: 6}
+
+
+class CountedKey:
+    """Counts how often any of them is compared or hashed."""
+
+    used = 0
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.used += 1
+        return isinstance(other, CountedKey) and self.text == other.text
+
+    def __hash__(self) -> int:
+        CountedKey.used += 1
+        return hash(self.text)
+
+
+MANY = 4_000
+REPEATED = ["ok"] * MANY
+HISTORIES = {
+    "every second changed": ([f"{n}" for n in range(MANY)], [f"{n} {'new' * (n % 2)}" for n in range(MANY)]),
+    "all calls changed, all results the same": (
+        ["ok" if n % 2 else f"{n}" for n in range(MANY)],
+        ["ok" if n % 2 else f"{n} new" for n in range(MANY)],
+    ),
+    "all the same": (REPEATED, REPEATED),
+    "all the same, but more": (REPEATED, [*REPEATED, "new", *REPEATED]),
+    "all the same, with others around": (["old", *REPEATED, "newest"], [*REPEATED, "new"]),
+    "all the same, with others between": (["old", *REPEATED, "newest"], [*REPEATED, "new", *REPEATED, "new"]),
+}
+
+
+@pytest.mark.parametrize(("known", "given"), HISTORIES.values(), ids=HISTORIES)
+@pytest.mark.parametrize("match", [align, match_request, overlap])
+@pytest.mark.parametrize("ends", [[], ["newest of all"]], ids=["", "with the newest"])
+def test_the_work_of_matching_is_in_proportion_to_the_number_of_messages(match, known, given, ends):
+    CountedKey.used = 0
+    match([CountedKey(one) for one in known + ends], [CountedKey(one) for one in given + ends])
+    assert CountedKey.used < 50 * (len(known) + len(given))
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=8), st.lists(st.sampled_from("ab"), max_size=8))
+def test_an_overlap_is_the_longest_end_that_a_history_begins_with(recorded, sent):
+    lengths = range(min(len(recorded), len(sent)) + 1)
+    assert overlap(recorded, sent) == max(
+        length for length in lengths if recorded[len(recorded) - length :] == sent[:length]
+    )
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=8), st.text("ab", min_size=1, max_size=8))
+def test_without_the_oldest_and_the_newest_the_longest_run_still_holds(middle, run):
+    known = ["old", *middle, "newest"]
+    there = align(known, [*run, "new"])
+    length = max(n for n in range(len(run) + 1) if run[:n] in "".join(middle))
+    if length:
+        assert there.places == [*range(there.keep - length, there.keep)]
+        assert known[there.keep - length : there.keep] == [*run[:length]]
 
 
 @given(

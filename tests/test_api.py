@@ -185,6 +185,19 @@ def test_erasing_names_those_who_inherit(talk):
     why(talk.get("/api/conversations/fork"), 404)
 
 
+def test_nothing_of_forks_that_are_erased_too_stays_in_memory(url):
+    with running(url) as run:
+        for id in ("talk", "other"):
+            run.http.post("/api/conversations", json={"id": id, "model": "m"})
+            ok(run.http.post(f"/api/conversations/{id}/messages", json={"messages": tool_loop(3)}), 201)
+        for id, parent in (("fork", "talk"), ("fork of fork", "fork")):
+            ok(run.http.post(f"/api/conversations/{parent}/fork", json={"id": id, "at": 5}), 201)
+            ok(run.http.post(f"/api/conversations/{id}/messages", json={"messages": tool_loop(1)}), 201)
+        assert len({one.conversation for one in run.service._sessions}) == 4
+        ok(run.http.delete(f"{AT}?with_forks=1"))
+        assert {one.conversation.conversation for one in run.service._sessions} == {"other"}
+
+
 # What was said, and what is shown
 
 

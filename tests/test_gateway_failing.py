@@ -221,6 +221,22 @@ def test_a_request_that_fails_for_another_reason_leaves_the_next_one_to_try_the_
     assert bypass(gated) is None
 
 
+def test_after_a_failure_one_request_tries_the_store_while_the_others_bypass_it(
+    gated: Gate, shaky: Shaky
+) -> None:
+    shaky.is_down = True
+    assert bypass(gated) == "store"
+    shaky.is_down, shaky.hangs_for = False, "slow"
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(bypass, gated, x_refold_conversation="slow")
+        until(lambda: shaky.hung)
+        assert [bypass(gated) for _ in range(3)] == ["store"] * 3
+        assert not first.done()
+        shaky.free.set()
+        assert first.result() is None
+    assert bypass(gated) is None
+
+
 def test_a_client_that_leaves_leaves_the_next_one_to_try_the_store(
     gated: Gate, shaky: Shaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:

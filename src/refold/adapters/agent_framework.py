@@ -146,9 +146,8 @@ class RunMiddleware(ChatMiddleware):
         strategy = context.kwargs.get("compaction_strategy") or by_client
         if strategy is None or isinstance(strategy, RefoldCompaction):
             fit = _keep_all if _is_stored_by_service(context) else partial(self._fit, _model_call(context))
-            if (
-                self._is_loaded and by_client is None
-            ):  # with a strategy, the framework annotates stored messages
+            # With a strategy, the framework would annotate stored messages.
+            if self._is_loaded and by_client is None:
                 context.kwargs["compaction_strategy"] = None
                 context.messages = messages = list(context.messages)
                 await fit(messages)

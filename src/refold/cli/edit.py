@@ -24,6 +24,7 @@ from refold.core.codec import loads
 from refold.core.errors import RefoldError
 from refold.core.event import Pinned
 from refold.session.session import Session
+from refold.stores.store import with_its_forks
 
 UNDO_HELP = "An edit, a pin, an undo or a hidden message; default: the newest edit."
 
@@ -176,11 +177,7 @@ def delete(
     """Erase a conversation. This cannot be undone."""
     with access.open() as backend:
         key = access.existing(backend, id)
-        erased = [key]
-        if with_forks:
-            rows = list(backend.conversations())
-            for one in erased:  # it grows: forks of forks follow
-                erased += [row.key for row in rows if row.parent == one]
+        erased = with_its_forks(key, backend.conversations()) if with_forks else [key]
         names = [one.conversation for one in erased]
         shown = ", ".join(map(one_line, names))
         if json and not yes:

@@ -42,7 +42,7 @@ from refold.session.results import (
 from refold.session.savings import EditSavings
 from refold.session.session import Session, forked
 from refold.session.steps import StepRow
-from refold.stores.store import Key, Memories, Memory
+from refold.stores.store import Key, Memories, Memory, with_its_forks
 
 MAX_INTEGER = 1 << 53
 """JavaScript does not represent larger integers exactly."""
@@ -167,8 +167,10 @@ def rename(
 @endpoint("DELETE", ONE, "admin", field="heirs")
 def erase(call: ApiCall, inspector: Inspector, with_forks: bool = False) -> list[str]:
     """Erase the conversation; the heirs are forks, which keep what they shared"""
-    heirs = call.service.store.erase(call.key, with_forks=with_forks)
-    for key in (call.key, *heirs):
+    store = call.service.store
+    erased = with_its_forks(call.key, store.conversations(call.key.owner)) if with_forks else [call.key]
+    heirs = store.erase(call.key, with_forks=with_forks)
+    for key in (*erased, *heirs):
         call.service.forget(key)
     return [heir.conversation for heir in heirs]
 

@@ -141,7 +141,7 @@ def _frame(key: Key, kind: str, facts: dict[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), codec.dumps(data))
 
 
-# Who is told
+# Subscribers, and what is queued for each
 
 
 class QueuedEvent(NamedTuple):

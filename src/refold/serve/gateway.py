@@ -118,6 +118,8 @@ class Gateway:
         """Raises _BypassError if that failed, or if the store failed a moment ago."""
         if monotonic() < self._store_down_until:
             raise _BypassError("store")
+        if self._store_down_until:  # this request tries the store; others bypass it meanwhile
+            self._store_down_until = monotonic() + TIMEOUT_S
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 caller = request.state.caller
@@ -134,11 +136,16 @@ class Gateway:
 
                 work = asyncio.ensure_future(self.service.work(prepare))
                 try:
-                    return await asyncio.shield(work)
+                    prepared = await asyncio.shield(work)
                 except BaseException:  # the client has gone, or does not wait any longer
                     work.add_done_callback(self._abandon)
                     raise
-        except Exception as error:
+            self._store_down_until = 0.0
+            return prepared
+        except BaseException as error:
+            self._store_down_until = min(self._store_down_until, monotonic())  # the next one may try
+            if not isinstance(error, Exception):
+                raise
             if isinstance(error, TimeoutError) and await self.service.health.problem() is not None:
                 error = StoreError("the store does not answer")
             raise _BypassError(self._bypass_reason(error)) from error

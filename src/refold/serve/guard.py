@@ -237,9 +237,8 @@ async def _refuse(refusal: HTTPException, send: Send, receive: Receive, *, has_u
     status = response.status_code
     await send({"type": "http.response.start", "status": status, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": content, "more_body": True})
-    if (
-        has_unread_body
-    ):  # discards some of it: were the connection closed at once, a reset would cost the response
+    # Some of it is discarded: were the connection closed at once, a reset would cost the response.
+    if has_unread_body:
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while (await receive()).get("more_body"):

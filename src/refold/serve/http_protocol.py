@@ -144,9 +144,8 @@ async def until_disconnect(work: Coroutine[Any, Any, None], receive: Receive) ->
         await wait((working, disconnected))
         for task in (working, disconnected):
             if task.cancelled():
-                with suppress(
-                    CancelledError
-                ):  # until it is asked for, a task keeps all frames of where it was
+                # Until the result is asked for, a task keeps all frames of where it was.
+                with suppress(CancelledError):
                     task.result()
     if not working.cancelled():
         working.result()

@@ -179,9 +179,8 @@ class Recorder:
         digests = [message.digest for message in request.messages]
         with self._session(key, request) as session, session.locked() as inspector:
             count = inspector.state.index
-            end = inspector.place_of(
-                max(0, count - READ_BATCH_EVENTS - 4 * len(digests))
-            )  # some are in pieces
+            # More events than messages are read: some messages are in pieces.
+            end = inspector.place_of(max(0, count - READ_BATCH_EVENTS - 4 * len(digests)))
             recorded = recorded_digests(inspector.events(end))
         return FoundConversation(key, overlap(recorded, digests), message_count=count)
 

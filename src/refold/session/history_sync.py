@@ -12,8 +12,8 @@ alignment   `align` compares a history with the messages of one conversation, `m
 """
 
 from base64 import urlsafe_b64encode
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from difflib import SequenceMatcher
 from hashlib import blake2b
 from itertools import pairwise
 from operator import is_
@@ -185,10 +185,7 @@ def recorded_digests(events: Iterable[Event]) -> list[bytes]:
 
 def overlap(recorded: Sequence[Any], sent: Sequence[Any]) -> int:
     """How many of the newest recorded messages the sent history begins with."""
-    for length in range(min(len(recorded), len(sent)), 0, -1):
-        if recorded[-length] == sent[0] and recorded[-length:] == sent[:length]:
-            return length
-    return 0
+    return _run_lengths(sent, recorded)[-1] if recorded else 0
 
 
 def common_prefix(one: Sequence[Any], two: Sequence[Any]) -> int:
@@ -227,30 +224,56 @@ def align(known: Sequence[str], passed: Sequence[str]) -> Alignment:
     ends = [n for n, id in enumerate(passed) if n >= head and id == known[-1]]
     if ends:
         newest = max(ends[-MOST_ENDS:], key=lambda n: common_prefix(known[::-1], passed[n::-1]))
-        matches = _matches(known[:-1], passed[:newest])
-        return Alignment(len(known), [*map(matches.get, range(newest)), len(known) - 1])
+        return Alignment(len(known), [*_match_backwards(known[:-1], passed[:newest]), len(known) - 1])
     if head:
         return Alignment(head, [*range(head)])
-    # Neither the oldest nor the newest is passed: the longest run of known messages still holds.
-    run = SequenceMatcher(None, known, passed, autojunk=False).find_longest_match()
-    is_newest = run.b > 0 and run.b + run.size == len(passed)  # the newest is never taken for an old one
-    if not run.size or is_newest:
+    return _trimmed_and_changed(known, passed)
+
+
+def _trimmed_and_changed(known: Sequence[str], passed: Sequence[str]) -> Alignment:
+    """Neither the oldest nor the newest is passed: the longest run of known messages still holds."""
+    known_ids = set(known)
+    start = next((n for n, id in enumerate(passed) if id in known_ids), len(passed))
+    lengths = _run_lengths(passed[start:], known)
+    length, end = max((length, end) for end, length in enumerate(lengths, start=1))
+    if not length or (start and start + length == len(passed)):  # the newest is never taken for an old one
         return Alignment(len(known), [])
-    return Alignment(run.a + run.size, [*[None] * run.b, *range(run.a, run.a + run.size)])
+    return Alignment(end, [*[None] * start, *range(end - length, end)])
 
 
-def _matches(known: Sequence[Hashable], passed: Sequence[Hashable]) -> dict[int, int]:
-    """The known message that each passed one is, in order."""
-    head = common_prefix(known, passed)
-    tail = common_prefix(known[head:][::-1], passed[head:][::-1])
-    middle = SequenceMatcher(
-        None, known[head : len(known) - tail], passed[head : len(passed) - tail], autojunk=False
-    )
-    matches = dict(zip(range(head), range(head), strict=True))
-    for at, n, size in middle.get_matching_blocks():
-        matches.update((head + n + k, head + at + k) for k in range(size))
-    matches.update((len(passed) - k, len(known) - k) for k in range(tail, 0, -1))
-    return matches
+def _run_lengths(beginning: Sequence[Any], messages: Sequence[Any]) -> list[int]:
+    """For each message, with how many of `beginning` the messages up to it end: found in linear time.
+
+    >>> _run_lengths("aab", "aaabb")
+    [1, 2, 2, 3, 0]
+    """
+    both = [*beginning, object(), *messages]
+    lengths = [0]
+    for message in both[1:]:
+        length = lengths[-1]
+        while length and both[length] != message:
+            length = lengths[length - 1]
+        lengths.append(length + (both[length] == message))
+    return lengths[len(beginning) + 1 :]
+
+
+def _match_backwards(known: Sequence[str], passed: Sequence[str]) -> list[int | None]:
+    """Matches from the end, each known message at most once and in order."""
+    indices: dict[str, list[int]] = {}
+    for n, id in enumerate(known):
+        indices.setdefault(id, []).append(n)
+    below = len(known)
+    places: list[int | None] = []
+    for id in reversed(passed):
+        candidates = indices.get(id, [])
+        while candidates and candidates[-1] >= below:
+            candidates.pop()
+        if candidates:
+            below = candidates.pop()
+            places.append(below)
+        else:
+            places.append(None)
+    return places[::-1]
 
 
 # Alignment of one request with its history
@@ -274,12 +297,26 @@ def match_request(history: Sequence[Hashable], request: Sequence[Hashable]) -> d
     >>> match_request("abcd", "xcd")  # left out
     {1: 2, 2: 3}
     """
-    matches = _matches(history, request)
-    ends = [(-1, -1), *matches.items(), (len(request), len(history))]
-    for (n, at), (next_n, next_at) in pairwise(ends):
+    indices = {key: n for n, key in enumerate(_numbered(history))}
+    found = [(-1, -1)]
+    for n, key in enumerate(_numbered(request)):
+        if indices.get(key, -1) > found[-1][1]:
+            found.append((n, indices[key]))
+    matches = dict(found[1:])
+    for (n, at), (next_n, next_at) in pairwise([*found, (len(request), len(history))]):
         if next_n - n >= next_at - at:
             matches.update((n + k, at + k) for k in range(1, next_at - at))
     return dict(sorted(matches.items()))
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[Hashable]:
+    """Equal keys get different numbers, counted from the end, since the oldest may be left out."""
+    times = Counter[Hashable]()
+    numbered: list[Hashable] = []
+    for key in reversed(keys):
+        times[key] += 1
+        numbered.append((key, times[key]))
+    return numbered[::-1]
 
 
 def insert_transient(shown: Sequence[M], places: Sequence[int | None], transient: Mapping[int, M]) -> list[M]:

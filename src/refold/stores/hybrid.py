@@ -30,6 +30,7 @@ from refold.stores.store import (
     Store,
     StoreProblem,
     open_store,
+    with_its_forks,
 )
 from refold.stores.url import ANY, ENCODING_HELP, UrlOption, parse_options, shown_url
 
@@ -120,7 +121,7 @@ class HybridStore:
             StoreError: the service cannot be reached, or another process is delivering: nothing is erased.
         """
         self._sync.open()
-        keys = [key, *(self._forks_of(key) if with_forks else ())]
+        keys = with_its_forks(key, self.conversations(key.owner)) if with_forks else [key]
         with ExitStack() as stack:
             for gone in keys:
                 if self._sync.may_be_known(gone):
@@ -131,12 +132,6 @@ class HybridStore:
             for gone in keys:
                 self._sync.forgotten(gone)
         return heirs
-
-    def _forks_of(self, key: Key) -> list[Key]:
-        rows, found = list(self.record.conversations(key.owner)), [key]
-        for one in found:
-            found += [row.key for row in rows if row.parent == one]
-        return found[1:]
 
     def _fork(self, key: Key, new: Key, at: int, /) -> None:
         assert isinstance(self.record, Forks)

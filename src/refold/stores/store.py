@@ -37,6 +37,15 @@ class ConversationInfo(NamedTuple):
     """The events before this place are the parent's."""
 
 
+def with_its_forks(key: Key, rows: Iterable[ConversationInfo]) -> list[Key]:
+    """A conversation, its forks, and forks of forks, from the list of conversations."""
+    listed = list(rows)
+    found = [key]
+    for one in found:  # it grows
+        found += [row.key for row in listed if row.parent == one]
+    return found
+
+
 class Lease(NamedTuple):
     name: str
     holder: str
