@@ -538,7 +538,7 @@ class CountedKey:
 MANY = 4_000
 REPEATED = ["ok"] * MANY
 HISTORIES = {
-    "every second changed": ([f"{n}" for n in range(MANY)], [f"{n} {'new' * (n % 2)}" for n in range(MANY)]),
+    "every second changed": ([f"{n}" for n in range(MANY)], [f"{n}{' new' * (n % 2)}" for n in range(MANY)]),
     "all calls changed, all results the same": (
         ["ok" if n % 2 else f"{n}" for n in range(MANY)],
         ["ok" if n % 2 else f"{n} new" for n in range(MANY)],
