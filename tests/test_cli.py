@@ -925,6 +925,9 @@ def test_a_diff_of_two_places_goes_from_the_first_to_the_second(chat):
     assert signed(ask("diff", "task-42", 3, 1), "-") == [2, 3]
     assert "show the same" in run("diff", "task-42", 3, 3).stdout
     run("diff", "task-42", 999, code=1)
+    missing = run("diff", "task-42", "--with", "nowhere", code=1).stderr
+    assert "'nowhere'" in missing
+    assert "refold list --owner default" in " ".join(missing.split())
 
 
 # What people do

@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 import refold
+from refold import Message, ToolCall, ToolResult
+from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.message import Usage
 from refold.core.view import fold
@@ -593,6 +595,77 @@ def test_reminders_in_mid_conversation_go_where_there_is_no_room_for_them():
         fitted = chat.fit()
     assert fitted.messages[0] == {"role": "system", "content": "The rules."}
     assert fitted.report.tokens.final < 3_600
+
+
+def capped(dialect: str) -> list:
+    """A question, and nine results so long that each is capped at once."""
+    calls = [{"type": "function_call", "call_id": f"c{n}", "name": "t", "arguments": "{}"} for n in range(9)]
+    outputs = [
+        {"type": "function_call_output", "call_id": f"c{n}", "output": f"line {n} of it\n" * 20_000}
+        for n in range(9)
+    ]
+    return [{"type": "message", "role": "user", "content": "go"}, *calls, *outputs]
+
+
+def typed(dialect: str) -> list:
+    """A message in the dialect, then nine calls and results that are in none."""
+    first = {"role": "user", "content": "go"}
+    if dialect == "ai-sdk":
+        first = {"role": "user", "content": [{"type": "text", "text": "go"}]}
+    if dialect == "openai-responses":
+        first["type"] = "message"
+    said: list = [first]
+    for n in range(9):
+        said += [
+            Message("assistant", [ToolCall(f"c{n}", "t", "{}")]),
+            Message("tool", [ToolResult(f"c{n}", "done")]),
+        ]
+    return said
+
+
+# proves: A1
+@pytest.mark.parametrize(
+    ("messages", "model", "dialect"),
+    [
+        (capped, "gpt-4o", "openai-responses"),
+        (capped, None, "openai-responses"),
+        (typed, "gpt-4o", "openai-responses"),
+        (typed, None, "ai-sdk"),
+    ],
+)
+def test_a_conversation_keeps_its_dialect_while_new_messages_and_edits_have_none(
+    messages, model, dialect, tmp_path
+):
+    said = messages(dialect)
+    chat = refold.open("c", store=f"sqlite:///{tmp_path}/a.db", model=model)
+    chat.append(said[0], dialect=dialect)
+    chat.append(said[1:])
+    for _ in range(2):
+        assert chat.dialect == dialect
+        assert ("input" in chat.fit().request) is (dialect == "openai-responses")
+    again = refold.open("c", store=f"sqlite:///{tmp_path}/a.db", model=model)
+    assert again.dialect == dialect
+    assert ("input" in again.fit().request) is (dialect == "openai-responses")
+
+
+def test_a_cleared_conversation_has_the_dialect_of_what_is_said_then():
+    chat = refold.open("c", store="memory://")
+    chat.append([user(str(n)) for n in range(9)], dialect="openai-responses")
+    assert chat.dialect == "openai-responses"
+    chat.clear()
+    chat.append(user("hello"), dialect="anthropic")
+    assert chat.dialect == "anthropic"
+
+
+def test_the_dialect_of_a_long_conversation_without_one_is_looked_for_once(monkeypatch):
+    chat = refold.open("c", store="memory://", model="gpt-4o")
+    chat.append([Message("user", str(n)) for n in range(50)])
+    read: list[int] = []
+    monkeypatch.setattr(codec, "dialect_of", lambda entry: read.append(entry.at))
+    for n in range(50, 60):
+        chat.fit()
+        chat.append(Message("user", str(n)))
+    assert sorted(read) == list(range(59))
 
 
 @pytest.mark.skipif(not PI.exists(), reason="the recorded conversations are not beside the project")

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from random import Random
 from typing import Any
 
@@ -33,7 +34,7 @@ from refold.policies.sections import CLOSE, OPEN, is_summary, read
 from refold.policies.shorten import Reduction, quoted
 from refold.policies.shrink import Shrink, Squeeze
 from refold.policies.summarize import Summarize, Window
-from refold.policies.text import demands
+from refold.policies.text import demands, exact_words, plain_words
 from refold.session.reduce import ReduceRequest, reduce_view
 from refold.session.session import Session
 from strategies import scraps, streams
@@ -1219,3 +1220,15 @@ def test_values_that_are_all_alike_are_not_all_left_out():
     others = [says("Go on.") for _ in range(18)]
     entries = extract(lines_of(*step("a", many), *others), None, set())
     assert sum(entry.text.startswith("ref_") for entry in entries) >= 600
+
+
+@pytest.mark.parametrize("words", [exact_words, plain_words])
+def test_words_of_long_texts_are_not_kept(words):
+    class LongText(str):
+        pass
+
+    text = LongText("value 4711 " * 1_000)
+    gone = weakref.ref(text)
+    assert words(text)
+    del text
+    assert gone() is None

@@ -14,6 +14,7 @@ from refold import AsyncSession, Message, Text, ToolCall, ToolResult
 from refold.core.event import Expiry, Measured, Replaced, Said, Span
 from refold.core.message import Media, Usage
 from refold.dialects.registry import TARGETS
+from refold.session import aio
 from refold.stores.memory import MemoryStore
 
 SMALL = {
@@ -1090,6 +1091,25 @@ def test_a_session_on_a_store_that_is_far_away_shows_itself_without_asking_it():
     chat = refold.open("c", store=store)
     assert repr(chat) == "<refold.Session 'c' owner='default' model=None view='main' recorded=0 tokens=0>"
     assert store.asked == 0
+
+
+def test_a_follower_reads_what_is_there_in_chunks(monkeypatch):
+    calls = []
+
+    async def in_this_thread(work):
+        calls.append(work)
+        return work()
+
+    monkeypatch.setattr(aio, "in_thread", in_this_thread)
+
+    async def main():
+        chat = await refold.aopen("task", store="memory://")
+        await chat.append([{"role": "user", "content": str(n)} for n in range(1_000)])
+        events = chat.events(follow=True)
+        return [(await anext(events)).at for _ in range(1_000)]
+
+    assert asyncio.run(main()) == list(range(1_000))
+    assert len(calls) < 20
 
 
 def test_aopen_may_be_awaited_or_entered():

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from refold.cli import tables
-from refold.cli.format import one_line
+from refold.cli.format import one_line, quoted
 from refold.cli.options import (
     Access,
     At,
@@ -154,9 +154,11 @@ def diff(
         raise typer.BadParameter("give a place, or another conversation by --with", param_hint="AT")
     other = None
     if with_ is not None:
-        other = Session(session.store, Key(session.key.owner, with_), view=session.inspect.view_name)
+        key = Key(session.key.owner, with_)
+        other = Session(session.store, key, config=session.config, view=session.inspect.view_name)
         if not other.inspect.state.next:
-            raise NotFoundError(f"There is no conversation {with_!r} to compare with")
+            advice = f"`refold list --owner {quoted(key.owner)}` shows those of this owner"
+            raise NotFoundError(f"There is no conversation {with_!r} to compare with. {advice}")
     answer(session.diff(at, at2, other=other), json, tables.diff)
 
 

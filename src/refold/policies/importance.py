@@ -107,8 +107,15 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
             + 0.15 * (_READS.match(tool) is None)
         )
 
+    @cached_property
+    def _prose(self) -> dict[tuple[int, int], frozenset[str]]:
+        return {}
+
     def prose(self, line: Line) -> frozenset[str]:
-        return plain_words(self.text(line))
+        key = (line.at, line.n)
+        if key not in self._prose:
+            self._prose[key] = plain_words(self.text(line))
+        return self._prose[key]
 
     @cached_property
     def frequency(self) -> Counter[str]:
@@ -137,7 +144,7 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
     def relevance(self, line: Line, recent: Sequence[Line]) -> float:
         """How much a result has to do with recent messages, from 0 to 1."""
         words = self.words(line)
-        exact = exact_words(self.text(*recent))
+        exact = frozenset[str]().union(*map(self.words, recent))
         shared = len(words & exact) / min(len(words), ENOUGH) if words else 0.0
         used = 0.7 * min(1.0, shared) + 0.3 * min(1.0, self.used_later(line) / ENOUGH)
         return max([used, *(self._covered(line, message) for message in recent)])

@@ -158,13 +158,11 @@ def shape(word: str) -> str:
     return LETTERS.sub("a", _DIGITS.sub("9", word))
 
 
-@lru_cache(maxsize=256)
 def exact_words(text: str) -> frozenset[str]:
     """The words of a text that could not be guessed."""
     return frozenset(word for word in vocabulary(text) if exactness(word) >= PLAIN)
 
 
-@lru_cache(maxsize=256)
 def plain_words(text: str) -> frozenset[str]:
     """The words of prose in lower case, without stop words and plural s."""
     found = set(_PROSE.findall(text.lower())) - _STOP_WORDS

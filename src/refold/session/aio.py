@@ -178,9 +178,7 @@ class AsyncSession:
 
     def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[Event]:
         start = max(0, require_int("after", after))
-        if follow:  # an event is not kept back until others come
-            return _fetched(self.sync.record.followed(start), at_once=1)
-        return _fetched(self.sync.events(start))
+        return _fetched(self.sync.record.followed(start) if follow else self.sync.events(start))
 
     def export(self, format: str | None = None, *, view: bool = False) -> AsyncIterator[str]:
         return _fetched(self.sync.export(format, view=view))
@@ -197,9 +195,18 @@ class AsyncSession:
         await self.close()
 
 
-async def _fetched(source: Iterator[T | None], at_once: int = FETCHED_AT_ONCE) -> AsyncIterator[T]:
+async def _fetched(source: Iterator[T | None]) -> AsyncIterator[T]:
     """What an iterator gives, without None; it waits in threads of its own, to leave other verbs theirs."""
-    while found := await in_thread(lambda: list(islice(source, at_once))):
+
+    def fetch() -> list[T | None]:
+        found = list[T | None]()
+        for one in islice(source, FETCHED_AT_ONCE):
+            found.append(one)
+            if one is None:  # what is there is not kept back until more comes
+                break
+        return found
+
+    while found := await in_thread(fetch):
         for one in found:
             if one is not None:
                 yield one

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,7 @@ from refold.config.config import Config
 from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.draft import LastRequest
-from refold.core.errors import NotFoundError, SettingError
+from refold.core.errors import SettingError
 from refold.core.event import Replaced
 from refold.core.plan import Count, Policy, must_stay
 from refold.dialects.registry import DIALECTS, TARGETS
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 MAX_RENDERERS = 3
 """Kinds of requests that stay rendered."""
 MAX_TOOL_SETS = 20
-DIALECT_ITEMS = 8
-"""The newest items of the view, whose messages decide the dialect."""
 NO_EXTRAS = b"{}"
 
 
@@ -139,8 +136,6 @@ class Conversation:
         self._extras: RequestExtras | None = None
         self._meter: Meter | None = None
         self._renderers: dict[RenderRequest, Renderer] = {}
-        self._newest_dialect: tuple[int, str | None] = (-1, None)
-        """The dialect of the newest message, and how many events there were."""
 
     # The model
 
@@ -159,15 +154,7 @@ class Conversation:
     @property
     def dialect(self) -> str:
         """The model's own, unless the newest messages are in another one that it accepts."""
-        live = self.record.live
-        known_at, newest = self._newest_dialect
-        if known_at != live.state.next:
-            newest = None
-            lines = [line for item in live.items[-DIALECT_ITEMS:] for line in item.lines]
-            with suppress(NotFoundError):  # erased just now by another process
-                for line in reversed(lines):
-                    newest = newest or codec.dialect_of(self.record.entry(line.at))
-            self._newest_dialect = (live.state.next, newest)
+        newest = self.record.newest_dialect
         if self.model is None or newest == "ai-sdk":
             return newest if newest in TARGETS else "openai-chat"
         own = self.meter.dialect

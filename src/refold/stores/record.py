@@ -122,6 +122,8 @@ class Record:
         self.entries.at_hand = {}
         self._past: dict[int, bytes] = {}
         """Views of the past, by the place that comes next, from which `as_of` starts."""
+        self._newest_dialect: tuple[int, str | None] = (0, None)
+        """The place up to which messages were looked at, and the dialect that was found."""
         self._digest = GENESIS
         self._saved = 0
         self._known = False
@@ -347,6 +349,22 @@ class Record:
             start = max(0, stop - NEAR)
             yield from (e for e in reversed(list(self.events(start, stop))) if isinstance(e, Said))
             stop = start
+
+    @property
+    def newest_dialect(self) -> str | None:
+        """The dialect of the newest message that has one. No event is looked at twice."""
+        stop = self.live.state.next
+        start, newest = self._newest_dialect
+        found = self.entries.at_hand
+        for at in reversed(range(start, stop)):
+            if at not in found:  # more at a time the further back it is
+                found = self._fetch({*range(max(start, at - min(stop - at, 1_000)), at + 1)})
+            dialect = codec.dialect_of(found[at]) if at in found else None  # erased just now
+            if dialect is not None:
+                newest = dialect
+                break
+        self._newest_dialect = (stop, newest)
+        return newest
 
     def as_of(self, at: int) -> Live:
         """The view right after the event at a place, including all pieces of a message."""
