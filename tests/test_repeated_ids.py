@@ -216,3 +216,49 @@ def test_a_log_of_an_earlier_version_whose_calls_share_an_id_is_still_sent(tmp_p
         fitted = session.fit()
     assert refold.check(fitted.messages, dialect=session.dialect) == []
     assert "What do they cost?" in json.dumps(fitted.messages)
+
+
+def test_an_anthropic_reply_whose_calls_share_an_id_keeps_its_signed_thinking():
+    thinking = {"type": "thinking", "thinking": "Two cities.", "signature": "c2ln"}
+    uses = [{"type": "tool_use", "id": "a", "name": "price", "input": {"city": n}} for n in (0, 1)]
+    texts = ("price of 0", "price of 1")
+    results = [{"type": "tool_result", "tool_use_id": "a", "content": text} for text in texts]
+    history = [
+        {"role": "user", "content": "What does it cost?"},
+        {"role": "assistant", "content": [thinking, {**uses[0], "caller": {"type": "direct"}}, uses[1]]},
+        {"role": "user", "content": results},
+    ]
+    fitted = opened(history, "anthropic").fit(dialect="anthropic")
+    kept, use, _ = fitted.messages[1]["content"]
+    assert kept == thinking
+    assert use["caller"] == {"type": "direct"}
+    assert pairs(fitted.request) == [("0", "price of 0"), ("1", "price of 1")]
+    assert check_request("anthropic", fitted.request) == []
+
+
+def test_a_responses_reply_whose_calls_share_an_id_keeps_its_reasoning_and_item_ids():
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "c2Vj"}
+    calls = [
+        {"type": "function_call", "id": f"fc_{n}", "call_id": "a", "name": "price", "arguments": f"{n}"}
+        for n in (0, 1)
+    ]
+    session = opened([{"role": "user", "content": "What does it cost?"}], "openai-responses")
+    session.append({"object": "response", "output": [reasoning, *calls], "status": "completed"})
+    texts = ("price of 0", "price of 1")
+    session.append([{"type": "function_call_output", "call_id": "a", "output": text} for text in texts])
+    fitted = session.fit(dialect="openai-responses")
+    items = fitted.request["input"]
+    assert items[1] == reasoning
+    assert [item.get("id") for item in items[1:4]] == ["rs_1", "fc_0", "fc_1"]
+    assert pairs(fitted.request) == [("0", "price of 0"), ("1", "price of 1")]
+    assert check_request("openai-responses", fitted.request) == []
+
+
+def test_a_chat_reply_whose_calls_share_an_id_keeps_the_fields_of_its_provider():
+    history = DIALECTS["openai-chat"](steps(["a", "a"], ["a", "a"]))
+    history[1]["reasoning_content"] = "Two cities."
+    history[1]["tool_calls"][1]["extra_content"] = {"google": {"thought_signature": "c2ln"}}
+    fitted = opened(history).fit()
+    assert fitted.messages[1]["reasoning_content"] == "Two cities."
+    assert fitted.messages[1]["tool_calls"][1]["extra_content"] == {"google": {"thought_signature": "c2ln"}}
+    assert pairs(fitted.request) == [("0", "price of 0"), ("1", "price of 1")]

@@ -211,6 +211,9 @@ def repair(messages: Sequence[dict[str, Any]], notices: list[str], facts: Facts)
     repaired = _with_whole_server_calls(_with_system_in_place(messages, notices), notices)
     repaired = [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(repaired)]
     repaired = _with_few_marks(_with_valid_thinking(repaired, notices), MAX_MARKS - facts.marks, notices)
+    if repaired and repaired[0].get("role") == "assistant":
+        repaired.insert(0, {"role": "user", "content": BEGIN})
+        notices.append("messages[0]: added a user message, since the API requires one at the start")
     if facts.no_prefill and repaired and repaired[-1].get("role") == "assistant":
         repaired.append({"role": "user", "content": GO_ON})
         notices.append("added a user message at the end: this model does not continue an assistant message")

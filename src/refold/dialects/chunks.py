@@ -5,11 +5,10 @@ incomplete input gets the input `{"_partial": text}`, and what no provider accep
 without its signature, a server tool without its result) becomes text.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from refold.core.codec import dumps, loads
+from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.dialects.shape import json_or, kind_of
 
@@ -34,27 +33,6 @@ FIELDS = {
     "custom_tool_call_input": "input",
     "code_interpreter_call_code": "code",
 }
-
-
-def events(text: str) -> list[Any]:
-    """The JSON of server-sent events, without pings, end marks and an incomplete last event.
-
-    Raises:
-        MessageError: an event is not JSON.
-    """
-    found: list[Any] = []
-    blocks = re.sub("\r\n?", "\n", text.removeprefix("\ufeff")).split("\n\n")
-    for n, block in enumerate(blocks):
-        lines = [line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:")]
-        data = "\n".join(lines)
-        if not data or data == "[DONE]":
-            continue
-        try:
-            found.append(loads(data.encode("utf-8", "surrogatepass")))
-        except (ValueError, RecursionError) as error:
-            if n < len(blocks) - 1:
-                raise MessageError(f"events[{n}]", f"is not JSON: {error}") from error
-    return [event for event in found if kind_of(event) != "ping"]
 
 
 def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
@@ -90,8 +68,20 @@ def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
     try:
         return join_api(read())
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        problem = f"is not what its API documents at this point ({type(error).__name__}: {error})"
+        problem = f"is not a chunk that can follow here: {fault_of(error)}; pass all chunks in their order"
         raise MessageError(place, problem) from error
+
+
+def fault_of(error: Exception) -> str:
+    """What is wrong with a reply or a chunk, by the error that reading it raised."""
+    match error:
+        case ValueError():
+            return str(error)
+        case KeyError(args=(str(field),)):
+            return f"the field {field!r} is missing"
+        case LookupError():
+            return "no chunk before it began the block or item that it continues"
+    return "a field has a value of another type than the API documents"
 
 
 def _says_nothing(chunk: Any) -> bool:
@@ -117,7 +107,7 @@ def _completion(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
             if choice.get("index", 0) != 0:
                 continue
             finish = choice.get("finish_reason") or finish
-            delta = dict(choice.get("delta") or {})
+            delta = {**(choice.get("delta") or {})}
             for call in delta.pop("tool_calls", None) or ():
                 which = _which(calls, call)
                 calls[which] = _merged(calls[which], call)

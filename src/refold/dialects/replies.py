@@ -12,10 +12,8 @@ import msgspec
 
 from refold.core.errors import MessageError
 from refold.core.message import Usage
-from refold.dialects.chunks import INTERRUPTED, events, join
+from refold.dialects.chunks import INTERRUPTED, fault_of, join
 from refold.dialects.shape import kind_of, text_field
-
-__all__ = ["INTERRUPTED", "ParsedReply", "collect", "events", "returnable", "take"]
 
 
 class ParsedReply(msgspec.Struct, frozen=True):
@@ -43,7 +41,7 @@ def take(value: Any, where: str = "reply") -> ParsedReply | None:
             case {"object": "chat.completion"} | {"choices": [{"message": _}, *_]} if "role" not in value:
                 return _completion(value)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        problem = f"is not a reply as its API documents it ({type(error).__name__}: {error})"
+        problem = f"is not a reply of its API: {fault_of(error)}; pass the reply as the API returned it"
         raise MessageError(where, problem) from error
     return None
 
@@ -84,7 +82,7 @@ def returnable(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _response(value: dict[str, Any]) -> ParsedReply:
-    items = [dict(item) for item in value["output"]]
+    items = [{**item} for item in value["output"]]
     usage = _openai_usage(value, "input_tokens", "output_tokens")
     finish = text_field(value, "status")
     return ParsedReply("openai-responses", items, usage, text_field(value, "model"), finish)

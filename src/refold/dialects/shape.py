@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 from refold.core.codec import dumps, read_json
 from refold.core.errors import MessageError
 from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Reasoning, Text
-from refold.core.pairing import ID_SEPARATOR
+from refold.core.pairing import ID_SEPARATOR, original_id
 
 OWN = ("metadata", "error", "expiry", "tags", "id")
 """Fields of a message that are for refold, in dialects whose API has no field of that name."""
 EMPTY = "[empty]"
 """Replaces the text of a message or block that has none."""
+CALL_ID_FIELDS = ("call_id", "tool_call_id", "tool_use_id", "toolCallId", "id")
+"""Fields with the id of a call, in calls and results of all dialects; the first one that is there has it."""
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 
@@ -168,6 +170,24 @@ def fitting_id(id: str, longest: int | None = None, also: str | None = None) -> 
     if id and is_allowed and (longest is None or len(id) <= longest):
         return id
     return "call_" + blake2b(id.encode("utf-8", "backslashreplace"), digest_size=12).hexdigest()
+
+
+def with_call_ids(value: Any, ids: list[str]) -> Any:
+    """A message as it came, with unique ids in place of those of its calls, or of the call that it answers.
+
+    Each of `ids` is taken out of the list when its place is found.
+    """
+    if isinstance(value, list):
+        return [with_call_ids(inner, ids) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    new = value | {
+        name: with_call_ids(value[name], ids) for name in ("content", "tool_calls") if name in value
+    }
+    field = next((name for name in CALL_ID_FIELDS if name in value), None)
+    if ids and field and original_id(str(value[field])) == original_id(ids[0]):
+        new[field] = fitting_id(ids.pop(0))
+    return new
 
 
 def without(value: Any, names: Sequence[str]) -> Any:

@@ -23,7 +23,7 @@ from refold.dialects.message_list import MessageList
 from refold.dialects.registry import DIALECTS, is_plain
 from refold.dialects.rules.request import Facts, RequestRules, has_cache_mark
 from refold.dialects.rules.targets import RULES
-from refold.dialects.shape import without
+from refold.dialects.shape import with_call_ids, without
 from refold.models.count import Units
 from refold.stores.record import Record
 
@@ -244,8 +244,10 @@ class Renderer:
         notes += [REPEATED_CALL_ID] if line.calls and is_renamed else []
         is_row = came is not None and came.dialect == "flat"  # its text may be the JSON of its parts
         is_own = came is not None and came.dialect == dialect.name
-        if came is not None and not is_renamed and (is_own or (not is_row and is_plain(came.value, dialect))):
+        if came is not None and (is_own or (not is_row and is_plain(came.value, dialect))):
             value = came.value if self._request.sends_own_fields else _for_api(came.value, came.dialect)
+            if is_renamed:
+                value = with_call_ids(value, list(line.calls) or [line.answers or ""])
             value = self._without_invalid(line, _escape_surrogates(value) if has_surrogate else value, notes)
             return RenderedLine([] if value is None else [value], came.piece, is_own, tuple(notes))
         message = _with_tool(with_unique_ids(self._record.message(line), line), line)
