@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from refold.core.codec import Entry
 from refold.core.errors import ConflictError, NotFoundError, OverBudgetError
 from refold.core.event import Expiry, Unknown
-from refold.core.message import Message, Text, ToolResult
+from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.session.api import load, open
 from refold.session.session import Session
 from refold.stores.memory import MemoryStore
@@ -22,9 +22,7 @@ from refold.stores.store import Key, ToolSetting
 from refold.testing.embedder import WordEmbedder
 from refold.testing.samples import (
     ODD_NAMES,
-    TINY,
     assert_view_is_fold,
-    calls_message,
     examples,
     require_ability,
     unique,
@@ -33,12 +31,18 @@ from refold.testing.samples import (
 )
 from refold.testing.store_search import PATIENCE_S
 
+TINY: dict[str, Any] = {"models": {"tiny": {"window": 400, "max_output": 40}}}
+"""A window that a handful of messages overflows."""
 TEXTS = ["", " ", "\0", "a\0b", "\ud800", "x\udfff\n", "🙂é漢\u2028", '"\\/', "<|endoftext|>", "[refold #1]"]
 DEEDS = ["user", "user", "calls", "result", "fit", "compact", "pin", "unpin", "undo", "restore", "reopen"]
 
 
 def message_with_id(id: str) -> Message:
     return Message("user", (Text(f"message {id}"),), id)
+
+
+def calls_message(*ids: str) -> Message:
+    return Message("assistant", tuple(ToolCall(id, "a tool", "{}") for id in ids))
 
 
 def act(session: Session, action: str, n: int) -> None:

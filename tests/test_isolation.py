@@ -29,7 +29,8 @@ from refold.stores.store import (
     Store,
     open_store,
 )
-from refold.testing.samples import ODD_NAMES, TINY, verified
+from refold.testing.samples import ODD_NAMES, verified
+from session_contract import TINY
 
 MARKS = ("quetzalcoatl", "tyrannosaurus")
 """Words of one owner each, in all that the owner says: the other must never be shown them."""

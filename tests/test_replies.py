@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from refold.core.errors import MessageError
 from refold.core.message import Usage
 from refold.dialects import anthropic, openai_chat, openai_responses
-from refold.dialects.replies import ParsedReply, collect, events, take
+from refold.dialects.replies import ParsedReply, collect, take
+from sse import events
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "recordings"
 FORMATS = {"anthropic_messages": anthropic, "openai_chat": openai_chat, "openai_responses": openai_responses}
@@ -402,30 +403,6 @@ def test_a_cut_response_keeps_what_came():
     )
 
 
-def test_server_sent_events_are_read():
-    lines = [
-        ": hello",
-        "",
-        "event: a",
-        'data: {"n":',
-        "data: 1}",
-        "",
-        'data:{"type": "ping"}',
-        "",
-        "data: [DONE]",
-        "",
-    ]
-    for newline in ("\n", "\r\n", "\r"):
-        assert events(newline.join(lines)) == [{"n": 1}]
-    assert events('data: {"s": "\u2028\x85"}\n\ndata: {"n": 2}\n\ndata: {"n"') == [
-        {"s": "\u2028\x85"},
-        {"n": 2},
-    ]
-    with pytest.raises(MessageError) as caught:
-        events("data: {}\n\ndata: nonsense\n\n")
-    assert caught.value.where == "events[1]"
-
-
 @pytest.mark.parametrize(
     ("value", "where"),
     [
@@ -458,6 +435,37 @@ def test_a_chunk_that_does_not_belong_says_where(chunks, where):
     with pytest.raises(MessageError) as caught:
         collect(chunks)
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("chunks", "problem"),
+    [
+        ([START, {"type": "content_block_start", "content_block": {}}], "the field 'index' is missing"),
+        ([START, more(0, text="x")], "no chunk before it began the block or item that it continues"),
+        ([delta(tool_calls=[5])], "a field has a value of another type than the API documents"),
+    ],
+)
+def test_a_chunk_that_does_not_belong_says_what_is_wrong_with_it(chunks, problem):
+    with pytest.raises(MessageError, match=problem) as caught:
+        collect(chunks)
+    assert "Error" not in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"object": "chat.completion"}, "the field 'choices' is missing"),
+        ({"object": "response", "output": ["x"]}, "a field has a value of another type"),
+        (
+            {**chat(content="x"), "usage": {"prompt_tokens": "5"}},
+            "prompt_tokens is '5', not a number of tokens",
+        ),
+    ],
+)
+def test_a_bad_reply_says_what_is_wrong_with_it(value, problem):
+    with pytest.raises(MessageError, match=problem) as caught:
+        take(value)
+    assert "Error" not in caught.value.problem
 
 
 fields = st.sampled_from(

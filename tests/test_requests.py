@@ -89,3 +89,15 @@ def test_an_empty_conversation_is_no_request_and_no_fault(dialect, flags):
     store, config = sessions(flags)
     session = Session(store, Key("default", "h"), model="w2000", config=config)
     assert session.fit(dialect=dialect).messages == []
+
+
+def test_a_repaired_request_of_anthropic_begins_with_a_user_message():
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
+    said = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": " "}, {"type": "text", "text": "Hello."}],
+    }
+    chat.append([said, {"role": "user", "content": "Hello?"}], dialect="anthropic")
+    fitted = chat.fit()
+    assert [message["role"] for message in fitted.messages] == ["user", "assistant", "user"]
+    assert any("messages[0]: added a user message" in notice for notice in fitted.report.notices)

@@ -16,7 +16,8 @@ import refold
 from refold.core.errors import MessageError
 from refold.core.event import Measured, Said
 from refold.core.message import Usage
-from refold.dialects.replies import collect, events
+from refold.dialects.replies import collect
+from sse import events
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "recordings"
 USER = {"role": "user", "content": "How is the weather in Oslo?"}

@@ -7,7 +7,8 @@ from refold.core.errors import CorruptError
 from refold.stores.memory import MemoryStore
 from refold.stores.shelf import KEPT_SUMMARIES, LEASE, SNAPSHOT
 from refold.stores.store import Key
-from refold.testing.samples import KEY, assert_view_is_fold, calls_message, entries
+from refold.testing.samples import KEY, assert_view_is_fold, entries
+from session_contract import calls_message
 
 OTHER, STRANGER = Key(KEY.owner, "another"), Key("somebody else", KEY.conversation)
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from refold.core.codec import GENESIS, Entry, chain
-from refold.core.message import Message, ToolCall
 from refold.core.view import fold
 from refold.session.api import open
 from refold.session.session import Session
@@ -17,8 +16,6 @@ from refold.stores.store import Ability, Key, Store, missing_ability
 Reopen: TypeAlias = Callable[[], Store]
 
 KEY = Key("somebody", "a conversation")
-TINY: dict[str, Any] = {"models": {"tiny": {"window": 400, "max_output": 40}}}
-"""A window that a handful of messages overflows."""
 ODD_NAMES = (
     "a|A|a | a|a\n|a\0|a\0b|a.|á|a\u0301|../a|..|/a|a/|a\\|*|a*|?|{}|{a}|:|a:b|a:|'|\"|a'b|%|%61|a%|_|-- a"
     "|\ud800|\udc00|a\ud800|🙂|0|00|None|" + "x" * 500 + "|" + "x" * 499 + "y"
@@ -83,10 +80,6 @@ def assert_view_is_fold(session: Session) -> None:
 
 def user_message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
-
-
-def calls_message(*ids: str) -> Message:
-    return Message("assistant", tuple(ToolCall(id, "a tool", "{}") for id in ids))
 
 
 def write_numbered(store: Store, writer: str, stop: int) -> None:
