@@ -108,6 +108,8 @@ class Recorder:
         self._with_tools: OrderedDict[Key, bool] = OrderedDict()
         """Whether expand and search are offered in a conversation."""
         self._lock = Lock()
+        self._placing = [Lock() for _ in range(64)]
+        """Chosen by prefix id: the same request, sent twice, is placed one after the other."""
 
     # Requests
 
@@ -155,17 +157,18 @@ class Recorder:
         Where the conversation goes on differently after what is known of the history, or is about to, the
         request is a retry or has another past: it goes to a fork.
         """
-        prefix = longest_known_prefix(ids, lambda some: self._locate(request, some))
-        if prefix is None:
-            return self._record(request, ids, self._find_by_content(request, ids))
-        newest_id = ids[prefix.length - 1]
-        for key in (prefix.key, self._forks.get(newest_id)):
-            if key is not None and (prefix.length < len(ids) or not self._pending[key]):
-                with suppress(ConflictError):
-                    return self._record(request, ids, FoundConversation(key, prefix.length, prefix.at))
-        key = self._fork(prefix.key, prefix.at, request)
-        self._cache(self._forks, newest_id, key)
-        return self._record(request, ids, FoundConversation(key, prefix.length, prefix.at))
+        with self._placing[hash(ids[-1]) % len(self._placing)]:
+            prefix = longest_known_prefix(ids, lambda some: self._locate(request, some))
+            if prefix is None:
+                return self._record(request, ids, self._find_by_content(request, ids))
+            newest_id = ids[prefix.length - 1]
+            for key in (prefix.key, self._forks.get(newest_id)):
+                if key is not None and (prefix.length < len(ids) or not self._pending[key]):
+                    with suppress(ConflictError):
+                        return self._record(request, ids, FoundConversation(key, prefix.length, prefix.at))
+            key = self._fork(prefix.key, prefix.at, request)
+            self._cache(self._forks, newest_id, key)
+            return self._record(request, ids, FoundConversation(key, prefix.length, prefix.at))
 
     def _find_by_content(self, request: IncomingRequest, ids: list[str]) -> FoundConversation:
         """The conversation that the client names, if it does: others may have begun it, or the client may
