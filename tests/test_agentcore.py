@@ -15,14 +15,7 @@ from botocore.exceptions import ClientError
 import refold
 from agentcore_stub import MEMORY, AgentCoreStub, Refusal
 from refold.core.codec import Entry
-from refold.core.errors import (
-    ConflictError,
-    CorruptError,
-    MessageError,
-    NewerError,
-    SettingError,
-    StoreError,
-)
+from refold.core.errors import ConflictError, CorruptError, MessageError, NewerError, SettingError, StoreError
 from refold.stores.agentcore import AgentCoreStore, from_url, memorizer
 from refold.stores.agentcore_client import ACTOR, PLAIN, TRIES, ActorSession, allowed_name
 from refold.stores.hybrid import HybridStore

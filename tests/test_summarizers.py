@@ -16,11 +16,7 @@ import pytest
 from refold.core.errors import SettingError
 from refold.core.message import Usage
 from refold.summaries.call import CallOutcome, call, running_loop
-from refold.summaries.providers import (
-    ModelSummarizer,
-    output_limit_field,
-    summarizer_by_name,
-)
+from refold.summaries.providers import ModelSummarizer, output_limit_field, summarizer_by_name
 from refold.summaries.summarizer import Answer, Ask
 from refold.testing.model import Reply, ScriptedModel
 

@@ -25,12 +25,7 @@ from agent_framework import (
 )
 from agent_framework import Message as FrameworkMessage
 
-from refold.adapters.agent_framework_converter import (
-    REFOLD,
-    AgentFrameworkConverter,
-    has_content,
-    restored,
-)
+from refold.adapters.agent_framework_converter import REFOLD, AgentFrameworkConverter, has_content, restored
 from refold.adapters.conversation import (
     WARM_CONVERSATIONS,
     AdapterConversation,

@@ -30,18 +30,8 @@ from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
 from refold.adapters.branches import Branches
-from refold.adapters.conversation import (
-    RequestMatch,
-    lookup_tools,
-    open_adapter_store,
-)
-from refold.adapters.openai_agents_items import (
-    Item,
-    ItemHistory,
-    begins_with,
-    content_key,
-    lacks_calls,
-)
+from refold.adapters.conversation import RequestMatch, lookup_tools, open_adapter_store
+from refold.adapters.openai_agents_items import Item, ItemHistory, begins_with, content_key, lacks_calls
 from refold.config.config import DEFAULT, Source, load_config
 from refold.core import codec
 from refold.session.api import open as open_session

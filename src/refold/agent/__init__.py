@@ -11,17 +11,7 @@
 from refold.agent.agent import Agent
 from refold.agent.events import AgentEvent, Asked, Ended, Heard, Ran, Replied, Result, Waited
 from refold.agent.models import AnthropicModel, Model, OpenAIModel
-from refold.agent.steps import (
-    Action,
-    Actions,
-    Chat,
-    ExpandMessage,
-    Failed,
-    Retry,
-    Step,
-    SubAgent,
-    Success,
-)
+from refold.agent.steps import Action, Actions, Chat, ExpandMessage, Failed, Retry, Step, SubAgent, Success
 from refold.agent.tools import Tool
 
 __all__ = [

@@ -9,15 +9,7 @@ from msgspec.structs import asdict
 
 from refold.cli.format import one_line, places, plural, quoted
 from refold.cli.log import event_json, event_line
-from refold.cli.options import (
-    Access,
-    Id,
-    Json,
-    ViewName,
-    flag,
-    option,
-    with_owner,
-)
+from refold.cli.options import Access, Id, Json, ViewName, flag, option, with_owner
 from refold.cli.terminal import at_most, complain, emit, progress, say
 from refold.config.config import DEFAULT
 from refold.core.errors import RefoldError

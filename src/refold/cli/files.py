@@ -6,16 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from refold.cli.format import glance, glance_json, one_line, plural, saved_percent
-from refold.cli.options import (
-    ConfigFile,
-    DialectOption,
-    InFile,
-    Json,
-    OutFile,
-    configured,
-    flag,
-    option,
-)
+from refold.cli.options import ConfigFile, DialectOption, InFile, Json, OutFile, configured, flag, option
 from refold.cli.terminal import Cell, at_most, complain, emit, pretty, progress, say, table, writing
 from refold.core.errors import MessageError, SettingError
 from refold.dialects.registry import TARGETS

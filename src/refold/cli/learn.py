@@ -5,16 +5,7 @@ from statistics import median
 from typing import Annotated, Any
 
 from refold.cli.format import one_line, plural
-from refold.cli.options import (
-    Access,
-    Json,
-    OutFile,
-    argument,
-    ids,
-    option,
-    reporting_damage,
-    with_owner,
-)
+from refold.cli.options import Access, Json, OutFile, argument, ids, option, reporting_damage, with_owner
 from refold.cli.terminal import complain, emit, progress, say, writing
 from refold.config.config import DEFAULT, with_database
 from refold.config.validate import plain_fields

@@ -6,16 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 
-from refold.cli.options import (
-    CONFIG,
-    Access,
-    ConfigFile,
-    Json,
-    StoreUrl,
-    default_config,
-    option,
-    with_owner,
-)
+from refold.cli.options import CONFIG, Access, ConfigFile, Json, StoreUrl, default_config, option, with_owner
 from refold.cli.terminal import emit, say
 from refold.config.serving import Right, TokenSettings
 from refold.core.errors import SettingError

@@ -20,14 +20,7 @@ from refold.session.explain import large_part
 from refold.session.reduce import ReduceRequest, compact_view, reduce_new_results, reduce_view
 from refold.session.render import Rendered
 from refold.session.results import EditReport, Fitted, Report, TokenCounts
-from refold.session.triggers import (
-    Trigger,
-    check_triggers,
-    forced_terms,
-    is_cold,
-    proposal,
-    target_obstacle,
-)
+from refold.session.triggers import Trigger, check_triggers, forced_terms, is_cold, proposal, target_obstacle
 from refold.session.validate import Override
 
 MAX_NAMED_PARTS = 3

@@ -70,15 +70,7 @@ from refold.session.validate import (
     require_policies,
 )
 from refold.stores.record import Record
-from refold.stores.store import (
-    Forks,
-    Key,
-    Memories,
-    Memory,
-    MessageListener,
-    SessionHooks,
-    Store,
-)
+from refold.stores.store import Forks, Key, Memories, Memory, MessageListener, SessionHooks, Store
 from refold.summaries.lease import CompactionLease
 
 if TYPE_CHECKING:

@@ -16,14 +16,7 @@ from refold.stores.packing import pack, to_text
 from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry
 from refold.stores.postgres_pool import PostgresOptions, PostgresPool, PostgresQueries, split_options
 from refold.stores.shelf import LEASE, SNAPSHOT, Shelf, decode_snapshot, require_held
-from refold.stores.sql import (
-    delete_unshared,
-    is_current,
-    migrate,
-    read_settings,
-    row_problems,
-    write_setting,
-)
+from refold.stores.sql import delete_unshared, is_current, migrate, read_settings, row_problems, write_setting
 from refold.stores.store import (
     ConversationInfo,
     Key,

@@ -19,22 +19,8 @@ from refold.stores.packing import pack, to_text
 from refold.stores.shelf import LEASE, Shelf, require_held
 from refold.stores.sql import delete_unshared, read_settings, row_problems, write_setting
 from refold.stores.sqlite_file import SQLiteFile, SQLiteQueries
-from refold.stores.sqlite_index import (
-    PLACE_BITS,
-    Segment,
-    SQLiteIndex,
-    place_of,
-    row_id,
-    to_entry,
-)
-from refold.stores.store import (
-    ConversationInfo,
-    Key,
-    Lease,
-    StoreProblem,
-    ToolSetting,
-    require_next,
-)
+from refold.stores.sqlite_index import PLACE_BITS, Segment, SQLiteIndex, place_of, row_id, to_entry
+from refold.stores.store import ConversationInfo, Key, Lease, StoreProblem, ToolSetting, require_next
 from refold.stores.url import UrlOption, parse_options, shown_url
 
 ROWS_PER_READ = 1_000

@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from refold.core.codec import Entry
 from refold.core.errors import ConflictError, NotFoundError
 from refold.stores.store import LOCATED, Forks, Key, LocatesIds, SelfCheck
-from refold.testing.samples import (
-    KEY,
-    ODD_NAMES,
-    entries,
-    entry,
-    examples,
-    requires,
-    unique,
-    verified,
-)
+from refold.testing.samples import KEY, ODD_NAMES, entries, entry, examples, requires, unique, verified
 
 FORK_DEEDS = ["append", "append", "fork", "fork", "erase", "erase with forks"]
 

@@ -11,15 +11,7 @@ from refold.core.errors import ConflictError
 from refold.core.event import Expiry
 from refold.stores.shelf import Shelf
 from refold.stores.store import LOCATED, Forks, Key, Lease, SelfCheck, Snapshot, ToolSetting
-from refold.testing.samples import (
-    KEY,
-    ODD_NAMES,
-    Reopen,
-    entries,
-    require_reopen,
-    requires,
-    verified,
-)
+from refold.testing.samples import KEY, ODD_NAMES, Reopen, entries, require_reopen, requires, verified
 
 OTHER = Key(KEY.owner, "another")
 STRANGER = Key("somebody else", KEY.conversation)
