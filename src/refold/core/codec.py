@@ -153,7 +153,7 @@ def decoder(type: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(type)
 
 
-BESIDE = ("meta", "model", "finish", "usage", "error", "summary")
+OWN_FIELDS = ("meta", "model", "finish", "usage", "error", "summary")
 """What a message has that its provider's JSON does not say."""
 
 
@@ -190,8 +190,8 @@ def _encode_said(event: Said) -> Entry:
     if event.raw is None:
         message: Message | None = with_original_ids(event.message)
     else:
-        beside = {name: getattr(event.message, name) for name in BESIDE}
-        message = Message(event.message.role, **beside) if any(beside.values()) else None
+        extra = {name: getattr(event.message, name) for name in OWN_FIELDS}
+        message = Message(event.message.role, **extra) if any(extra.values()) else None
     body = dumps(_SaidBody(event.time, event.dialect, message, event.tags, event.kind, event.piece))
     if event.raw is not None:
         body = body[:-1] + b',"raw":' + event.raw + b"}"
@@ -222,8 +222,8 @@ def _decode_said(entry: Entry, parse: Parse) -> Said:
     message = body.message
     raw = bytes(body.raw) or None
     if raw is not None:
-        beside = {name: getattr(message, name) for name in BESIDE} if message else {}
-        message = replace(parse(body.dialect or "", loads(raw)), id=entry.id, **beside)
+        extra = {name: getattr(message, name) for name in OWN_FIELDS} if message else {}
+        message = replace(parse(body.dialect or "", loads(raw)), id=entry.id, **extra)
     if message is None:
         raise CorruptError(f"Event {entry.at} has neither a message nor its JSON")
     message = with_unique_ids(message, line)

@@ -45,7 +45,7 @@ ROLES: dict[str, Role] = {
 }
 SAYS = {"tool-call": "assistant", "tool_use": "assistant", "reasoning": "assistant", "tool-result": "tool"}
 """The role of a part that its dialect accepts from no other role."""
-ASKED = ("input", "args", "arguments", "rawInput")
+INPUT_FIELDS = ("input", "args", "arguments", "rawInput")
 
 
 def parse(value: Any, where: str = "message") -> Message:
@@ -63,10 +63,10 @@ def parse(value: Any, where: str = "message") -> Message:
     is_result = role == "tool" and call is not None
     parts = _results(content, call or "", tool or name) if is_result else _parts(content)
     if role == "assistant":
-        beside = [[_call(one)] for one in _list(_first(value, "tool_calls", "toolCalls"))]
-        beside += [] if is_ui else [_invocation(one, one) for one in _list(value.get("toolInvocations"))]
+        separate = [[_call(one)] for one in _list(_first(value, "tool_calls", "toolCalls"))]
+        separate += [] if is_ui else [_invocation(one, one) for one in _list(value.get("toolInvocations"))]
         known = {part.call_id for part in parts if isinstance(part, ToolCall)}
-        parts += [part for group in beside if _id(group[0]) not in known for part in group]
+        parts += [part for group in separate if _id(group[0]) not in known for part in group]
     is_answer = bool(parts) and all(isinstance(part, ToolResult) for part in parts)
     return Message(
         "tool" if is_answer else role,
@@ -182,8 +182,8 @@ def _call(value: Any) -> Part:
         case {"id": str(id), "name": str(name), "arguments": str(text)}:
             return ToolCall(id, name, text)
         case {"toolCallId": str(id), "toolName": str(name)} | {"id": str(id), "name": str(name)}:
-            asked = _first(value, *ASKED)
-            return ToolCall(id, name, dumps({} if asked is None else asked).decode())
+            input = _first(value, *INPUT_FIELDS)
+            return ToolCall(id, name, dumps({} if input is None else input).decode())
     return Opaque(value, DIALECT)
 
 

@@ -184,8 +184,8 @@ def _parts(item: dict[str, Any], where: str) -> Sequence[Part]:
             content = item.get("content")
             return [] if content is None else parse_content(content, f"{where}.content", _part)
         case {"type": str(kind)} if _is_of_caller(item, "_call"):
-            asked: Any = next((item[field] for field in INPUT if field in item), {})
-            text = asked if isinstance(asked, str) else dumps(asked).decode()
+            given: Any = next((item[field] for field in INPUT if field in item), {})
+            text = given if isinstance(given, str) else dumps(given).decode()
             name = item.get("name")
             return [ToolCall(item["call_id"], name if isinstance(name, str) else kind[: -len("_call")], text)]
         case {"type": str()} if _is_of_caller(item, "_output"):
@@ -285,14 +285,14 @@ def _answered_in_kind(items: list[dict[str, Any]], notices: list[str]) -> list[d
             made[id] = n
         if not kind.endswith("_output") or id is None or id not in made:
             continue
-        asked = kind_of(items[made[id]]) or ""
-        if kind == f"{asked}_output" or asked == "tool_search_call":
+        call_kind = kind_of(items[made[id]]) or ""
+        if kind == f"{call_kind}_output" or call_kind == "tool_search_call":
             continue
-        notices.append(f"input[{n}]: replaced a {kind}, which cannot answer a {asked}")
+        notices.append(f"input[{n}]: replaced a {kind}, which cannot answer a {call_kind}")
         text = item.get("output")
         new[n] = None
-        if asked in RESULTS:
-            new[n] = {**RESULTS[asked](text if isinstance(text, str) else str(text)), "call_id": id}
+        if call_kind in RESULTS:
+            new[n] = {**RESULTS[call_kind](text if isinstance(text, str) else str(text)), "call_id": id}
         else:
             new[made[id]] = None
     return [item for item in new if item is not None]

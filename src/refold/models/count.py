@@ -72,13 +72,15 @@ class Counter(msgspec.Struct, frozen=True):
         rules = self.framing
         shown = [tool for tool in tools if not (isinstance(tool, Mapping) and tool.get("defer_loading"))]
         declared = [Declared.of(tool) for tool in shown]
-        mine = [tool for tool in declared if tool is not None]
+        own_tools = [tool for tool in declared if tool is not None]
         tokens = rules.deferred if len(shown) < len(tools) else 0
         tokens += sum(self._served(tool) for tool, own in zip(shown, declared, strict=True) if own is None)
         if rules.schemas == "types":
             nested = any(isinstance(tool, Mapping) and "function" in tool for tool in shown)
-            return tokens + (self.text(typed(mine)) + (rules.prompt[0] if nested else FLAT) if mine else 0)
-        for tool in mine:
+            return tokens + (
+                self.text(typed(own_tools)) + (rules.prompt[0] if nested else FLAT) if own_tools else 0
+            )
+        for tool in own_tools:
             schema = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
             tokens += rules.tool + self.json(schema)
         return tokens + (rules.prompt[_is_forced(choice)] if shown else 0)

@@ -37,11 +37,11 @@ class Shrink(msgspec.Struct, frozen=True):
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         must = {line.at: line.tokens for line in must_stay(view)}
         new = {line.at: line.tokens for line in view.lines if line.step >= view.step - 1}
-        beside = budget.overhead + budget.unsent
-        least = budget.tokens(beside + sum(must.values()))
+        overhead = budget.overhead + budget.unsent
+        least = budget.tokens(overhead + sum(must.values()))
         goal = max(budget.target, least + int(LEAST_ROOM * budget.scale))
         if self.spare_newest:  # with room for a summary of the rest
-            whole = beside + sum((must | new).values()) + summary_limit(None, budget)
+            whole = overhead + sum((must | new).values()) + summary_limit(None, budget)
             goal = max(goal, min(budget.room, budget.tokens(whole)))
         best: list[Edit] = []
         fewest = view.tokens

@@ -95,9 +95,9 @@ def fit(
         by_system = FileConversation("", plain, "messages", None).dialect
     wanted = dialect if dialect in TARGETS else known or by_system
     session.append([_ours(message) or message for message in said], dialect=dialect or by_system)
-    beside = {"system": system} if system is not None else {}
+    extra = {"system": system} if system is not None else {}
     try:
-        fitted = session.fit(dialect=wanted, tools=tools, request=beside)
+        fitted = session.fit(dialect=wanted, tools=tools, request=extra)
     finally:
         if session.chat.summaries is not None:  # nobody can use what is still being written
             session.chat.summaries.close()

@@ -162,15 +162,15 @@ class Conversation:
 
     # How many tokens a request has
 
-    def extras_of(self, asked: FitRequest, *, reuse: bool = False) -> RequestExtras:
+    def extras_of(self, request: FitRequest, *, reuse: bool = False) -> RequestExtras:
         """Everything besides the messages; with `reuse`, what is not passed is that of the newest request."""
         known = self._extras
         text = NO_EXTRAS
-        if asked.tools is not None or asked.request:
-            text = extras_json(asked.tools, asked.request)
+        if request.tools is not None or request.request:
+            text = extras_json(request.tools, request.request)
         elif reuse and known is not None:
             text = known.text
-        dialect = known.render.dialect if reuse and known is not None else asked.dialect or self.dialect
+        dialect = known.render.dialect if reuse and known is not None else request.dialect or self.dialect
         is_known = known is not None and known.text == text and known.render.dialect == dialect
         if known is None or not is_known or known.meter is not self.meter:
             self._extras = known = self._new_extras(text, dialect)

@@ -79,10 +79,10 @@ class ForksContract:
                         gone.pop(key, None)
                 case "erase with forks":
                     assert forks.erase(key, with_forks=True) == []
-                    doomed = [key]
-                    for one in doomed:
-                        doomed += [fork for fork, parent in parents.items() if parent == one]
-                    for one in doomed:
+                    erased_keys = [key]
+                    for one in erased_keys:
+                        erased_keys += [fork for fork, parent in parents.items() if parent == one]
+                    for one in erased_keys:
                         streams.pop(one, None)
                         parents.pop(one, None)
                         shared.pop(one, None)
