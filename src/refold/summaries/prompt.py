@@ -299,9 +299,9 @@ def shortened(text: str, chars: int) -> str:
     return text if len(text) <= chars else clip(excerpt(text, _outlined(text), chars), 2 * chars)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _outlined(text: str) -> Outline:
-    """Cached, since several sizes are tried."""
+    """Cached for a few texts, since several sizes of one are tried in a row."""
     return outline(text)
 
 
