@@ -14,7 +14,8 @@ from refold.session.copy import copy, copy_settings
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key, ToolSetting
-from refold.testing.samples import ODD_NAMES, TINY, assert_view_is_fold, entries, user_message, verified
+from refold.testing.samples import ODD_NAMES, assert_view_is_fold, entries, user_message, verified
+from session_contract import TINY
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "valkey"])
